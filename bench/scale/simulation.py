@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from shmserve.cluster.policies.cluster_plan import UNKNOWN, ClusterPlan, ModelRule
+from shmserve.cluster.policies.cluster_plan import UNKNOWN_WEIGHT, ClusterPlan, ModelRule
 from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.cluster.policies.replica_scaling import ScalingRule
 
@@ -248,7 +248,7 @@ class Simulation:
         even = self.given.balance == "even"
         self._routable = {
             model: [
-                (self._by_name[name].replicas[model], UNKNOWN if even else weight)
+                (self._by_name[name].replicas[model], UNKNOWN_WEIGHT if even else weight)
                 for name, weight in weights.items()
                 if model in self._by_name[name].replicas and self._by_name[name].died_at > seen
             ]

@@ -15,7 +15,7 @@ from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.cluster_plan import UNKNOWN, ClusterPlan, Decision
+from shmserve.cluster.policies.cluster_plan import UNKNOWN_WEIGHT, ClusterPlan, Decision
 from shmserve.errors import Unavailable
 
 _EMPTY = Decision({}, {}, {}, {})
@@ -145,7 +145,7 @@ class Controller:
         up = {name: heard.report for name, heard in self._heard.items() if heard.report.http}
         # a few nodes suffice for requests that name no model
         front_nodes = sorted(up)[: self._settings.haproxy_slots]
-        routes = {**decision.routes, NODES: dict.fromkeys(front_nodes, UNKNOWN)}
+        routes = {**decision.routes, NODES: dict.fromkeys(front_nodes, UNKNOWN_WEIGHT)}
         weights_by_backend: dict[str, dict[Address, int]] = {}
         for model, weights in routes.items():
             for door in ("http", "grpc"):

@@ -185,7 +185,7 @@ def resume(parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None) -> N
     parts.effects.perform(effects)
 
 
-def waits(settings: Settings, library: Library) -> bool:
+def waits_for_models(settings: Settings, library: Library) -> bool:
     """Return True if a model to serve has never been fetched."""
     wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
     return model_places.fetches(settings) and library.pending(

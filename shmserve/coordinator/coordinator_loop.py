@@ -115,7 +115,7 @@ class CoordinatorLoop:
                 _log.info("removed what earlier services left", extra=log_fields(segments=swept))
         file = CheckpointFile(run_dir, launch.epoch)
         checkpoint = file.read()
-        waits = checkpoint is None and assembly.waits(settings, library)
+        waits = checkpoint is None and assembly.waits_for_models(settings, library)
         known = checkpoint is not None or waits
         fingerprints = {} if known else assembly.survey(settings, library)
         desired = DesiredModels() if known else self._desired(settings, library)

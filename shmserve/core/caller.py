@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 REMOTE_UID = -1
-UNKNOWN = 0  # all requests of unknown callers together count as one caller
+UNKNOWN_CALLER = 0  # all requests of unknown callers together count as one caller
 
 
 class Caller(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Caller(Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def caller_number(kind: Literal["key", "user", "address", "model"], name: str) -> int:
-    """Return a caller's number: 64 bits, never `UNKNOWN`, equal in every process.
+    """Return a caller's number: 64 bits, never `UNKNOWN_CALLER`, equal in every process.
 
     So executors tell callers apart without knowing names. Callers with equal numbers would count
     as a single caller. Finding a name with another caller's number takes about 2**64 tries. IPv6

@@ -120,7 +120,7 @@ class Device:
             before.use()
 
     def failure(self, ex: Exception) -> ShmserveError:
-        """Return the error to raise for an exception of CuPy. Record a lost device, and free
+        """Return the error to raise in place of an exception of CuPy. Record a lost device, and free
         cached memory after running out of memory."""
         error = runtime.error_of(ex, self.ordinal)
         is_expected = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
@@ -129,6 +129,8 @@ class Device:
             self.lost = error.message
         elif runtime.is_out_of_memory(ex):
             self.free_unused()
+        # It would keep device memory: its frames hold arrays, and one of them (contextlib's) `ex`.
+        ex.__traceback__ = None
         return error
 
     # ---------------------------------------------------------------- memory

@@ -1,8 +1,7 @@
 """Caller shares: bytes of the pool that each caller holds through this process, and the limit for
 one caller.
 
-`core.caller` numbers the callers. Requests of at most `FREE` bytes are not
-counted.
+`core.caller` numbers the callers. Requests of at most `FREE` bytes are not counted.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class InputTensor(Protocol):
         ...
 
     def private_on_device(self) -> Any:
-        """Return a CuPy array that the model may write into, never the client's memory."""
+        """Return a CuPy array that the model may write into, never the client's memory. Raises as
+        `on_device`."""
         ...
 
 

@@ -34,7 +34,7 @@ from shmserve.transport.channel import Channel, accept, close_all, listen
 from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import FileLock, follow
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("shmserve.exporter")
 
 # seconds to export the rest at the end, and the part of this time for spans
 _LAST_S, _LAST_SPANS_S = 3.0, 2.0

@@ -37,8 +37,8 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 class RemoteFile(Struct, frozen=True):
     """File of a remote model. `path`: checked path below the model's folder; ends with "/" for an
-    empty folder. `mark`: the store's mark of the content; "": only the size is known.
-    `key`: name of the file in the store."""
+    empty folder. `mark`: the store's mark of the content; "": only the size is known. `key`: name
+    of the file in the store."""
 
     path: str
     size: int

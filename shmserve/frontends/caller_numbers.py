@@ -9,7 +9,7 @@ protocol.
 import socket
 from ipaddress import IPv6Address, IPv6Network
 
-from shmserve.core.caller import UNKNOWN, caller_number
+from shmserve.core.caller import UNKNOWN_CALLER, caller_number
 from shmserve.core.keys import Key
 from shmserve.transport.trust.peer_credentials import user_of
 
@@ -19,20 +19,20 @@ _NETWORK_BITS = 64  # smallest network of an IPv6 user, who may choose any addre
 
 
 def of_socket(sock: socket.socket) -> int:
-    """Return the caller number of a socket's peer; `UNKNOWN` if the peer has disconnected."""
+    """Return the caller number of a socket's peer; `UNKNOWN_CALLER` if the peer has gone."""
     try:
         if sock.family == socket.AF_UNIX:
             return caller_number("user", str(user_of(sock)))
         return of_host(sock.getpeername()[0])
     except OSError:  # the peer has disconnected
-        return UNKNOWN
+        return UNKNOWN_CALLER
 
 
 def of_host(host: str) -> int:
-    """Return the caller number of an address: for IPv6 of its 64-bit network. Return `UNKNOWN` for
-    an empty address."""
+    """Return the caller number of an address: for IPv6 of its 64-bit network. Return
+    `UNKNOWN_CALLER` for an empty address."""
     if not host:
-        return UNKNOWN
+        return UNKNOWN_CALLER
     return caller_number("address", _network_of(host) if ":" in host else host)
 
 

@@ -61,7 +61,8 @@ class FolderReader:
     def with_parameters(self, spec: ModelSpec) -> ModelSpec:
         """Return a version of any backend, with this reader's parameters applied to its tensors.
 
-        Called if a parameter's name is the reader's name, or begins with this name and "_".
+        Called if a parameter's name is the reader's name, or begins with this name and "_". Raise
+        ConfigError if a parameter has a senseless value.
         """
         return spec
 

@@ -185,7 +185,7 @@ class HttpClient(LoadClient):
             self.close()
             return self.closed("closed", ex)
         if answer.status != 200:
-            return self.failed("", answer.status, str(json.loads(data).get("error", "")))
+            return self.failed("", answer.status, repr(data[:200]))
         length = int(answer.headers["Inference-Header-Content-Length"])
         return self.judge("right", outputs_of(data, length)["OUT"], wanted)
 

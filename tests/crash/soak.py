@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.cli.measuring.measure import svg
+from shmserve.cli.measuring.measure import line_chart
 from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 from tests.running_server import RunningServer, open_fds, rss_bytes, wait_until
@@ -161,7 +161,7 @@ def write(samples: list[Sample], output: Path, title: str) -> None:
     }
     used = {s.second: s.slots for s in samples}
     panels["slots in use"] = {"slots": [(second, float(n)) for second, n in used.items()]}
-    output.with_suffix(".svg").write_text(svg(title, panels))
+    output.with_suffix(".svg").write_text(line_chart(title, panels))
 
 
 def main() -> int:

@@ -140,6 +140,8 @@ def imported() -> Any:
     for device in range(cupy.cuda.runtime.getDeviceCount()):
         with cupy.cuda.Device(device):
             cupy.empty(1)
+            # of the first test's pool, which stays until it is collected
+            cupy.get_default_memory_pool().free_all_blocks()
     return cupy
 
 

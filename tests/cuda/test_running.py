@@ -117,8 +117,13 @@ class Bench:
         return np.frombuffer(self.ours.view(at), np.float32)  # type: ignore[arg-type]
 
     def close(self) -> None:
+        self.regions.clear()
+        self.frontend.close(self.memory)
         self.memory.close()
         self.theirs.close()
+        if self.devices.opened is not None and not self.devices.opened.lost:
+            # A copy to or from an address that is mapped again would use the earlier memory.
+            assert self.devices.opened.pins.nbytes == 0
 
 
 @pytest.fixture

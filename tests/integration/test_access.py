@@ -26,7 +26,7 @@ from tests.servers import Server, UnixConnection, only, python
 
 MODELS = ROOT / "tests/repositories/basic"
 SERVICE = "/inference.GRPCInferenceService"
-# A model that reports the caller that loads it
+# The model reports its loader
 TELLS = """
 class Model:
     def __init__(self, context):

@@ -92,7 +92,7 @@ class Oracle(RuleBasedStateMachine):
         self.unacknowledged = 2
 
     def pick(self, random: Any, **wanted: bool) -> int:
-        """Return a stream with these flags, or 0 if there is none."""
+        """Return a stream with the given flags, or 0."""
         found = [
             n for n, c in self.calls.items() if all(getattr(c, k) == v for k, v in wanted.items())
         ]

@@ -237,7 +237,9 @@ class Rig:
 
     def counts(self) -> dict[tuple[str, str], RequestCounts]:
         """Return the frontend's counts of requests, by model and version."""
-        return request_counters.read(self.dispatcher.counting.page.words) or {}
+        rows = request_counters.read(self.dispatcher.counting.page.words)
+        assert rows is not None
+        return rows
 
     def cut_off(self, executor: int = 0) -> None:
         """End the connections of an executor, as its death does."""

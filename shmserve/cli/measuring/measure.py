@@ -120,7 +120,7 @@ def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
             answers.append(_decode(body))
     metadata, configuration = answers
     batch = arguments.batch if configuration.get("max_batch_size") else None
-    return make(metadata["inputs"], arguments.input, batch, arguments.size)
+    return made_inputs(metadata["inputs"], arguments.input, batch, arguments.size)
 
 
 def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespace) -> None:
@@ -179,14 +179,14 @@ def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
         median[result.over] = [(at, float(np.median(latencies))) for at, latencies in times]
         rates[result.over] = [(at, len(latencies) / width) for at, latencies in times]
     title = f"{arguments.model}, {arguments.concurrency} at a time"
-    drawing = svg(title, {"median latency, ms": median, "requests per second": rates})
+    drawing = line_chart(title, {"median latency, ms": median, "requests per second": rates})
     try:
         Path(arguments.svg).write_text(drawing)
     except OSError as ex:
         raise ConfigError(f"--svg: {arguments.svg} cannot be written: {ex.strerror}") from None
 
 
-def svg(title: str, panels: Mapping[str, Series]) -> str:
+def line_chart(title: str, panels: Mapping[str, Series]) -> str:
     """Return the SVG document. Panels share the time axis, and have separate scales from 0."""
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)}
@@ -230,7 +230,7 @@ def _text(x: int, y: int, text: str, size: int, colour: str = "black") -> str:
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
 
 
-def make(
+def made_inputs(
     metadata: Sequence[Mapping[str, Any]], files: Sequence[str], batch: int | None, size: int
 ) -> dict[str, Array]:
     """Return input arrays by name. Generated floats are in [0, 1), integers 0 or 1, texts 8 bytes

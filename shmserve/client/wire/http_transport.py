@@ -91,13 +91,13 @@ class Transport:
                 transport is closed.
         """
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
-        timeout_s = timeout_s or self.timeout_s
+        until = time.monotonic() + (timeout_s or self.timeout_s)
         try:
-            return self._request(method, path, fields, body, timeout_s)
+            return self._request(method, path, fields, body, until)
         except InferenceError as ex:
             if method != "GET" or not isinstance(ex.__cause__, ConnectionResetError):
                 raise
-        return self._request(method, path, fields, body, timeout_s)
+        return self._request(method, path, fields, body, until)
 
     def _request(
         self,
@@ -105,9 +105,9 @@ class Transport:
         path: str,
         fields: Mapping[str, str],
         body: Sequence[bytes | memoryview],
-        timeout_s: float,
+        until: float,
     ) -> Reply:
-        connection = self._connection(timeout_s)
+        connection = self._connection(left_s(until))
         with failures(connection), _interruptible(connection):
             broken = self._send(connection, method, path, fields, body)
             response = connection.getresponse()

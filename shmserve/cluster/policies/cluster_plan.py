@@ -23,7 +23,7 @@ AGAIN_S = 60.0  # seconds before a model may return to a node that failed to loa
 ModelSets = Mapping[str, AbstractSet[str]]  # node -> models
 Replica = tuple[str, str]  # node, model
 MOST = 256  # HAProxy's largest weight
-UNKNOWN = 128
+UNKNOWN_WEIGHT = 128
 STEADY = 0.2  # fraction of a weight; smaller changes are not made
 
 
@@ -258,7 +258,7 @@ def weights(speeds: Mapping[str, float | None], before: Mapping[str, int]) -> di
     None: unknown, taken as the median. `before`: previous weights."""
     known_speeds = [speed for speed in speeds.values() if speed]
     if not known_speeds:
-        return {node: before.get(node, UNKNOWN) for node in speeds}
+        return {node: before.get(node, UNKNOWN_WEIGHT) for node in speeds}
     usual, fastest = median(known_speeds), max(known_speeds)
     exact = {
         node: max(1, round(MOST * (speed or usual) / fastest)) for node, speed in speeds.items()

@@ -6,9 +6,9 @@ started request is finished even if its caller has gone. Files sent along with a
 (`overrides`) belong to this module as soon as the message arrives, and are removed once no
 revision uses them.
 
-A background thread reads disks. The frontend writes a configuration or files of a
-request to `overrides/` in the run directory. The files are removed with the last revision that
-uses them, or when the request fails. A sweep removes files of a frontend that died before asking.
+A background thread reads disks. The frontend writes a configuration or files of a request to
+`overrides/` in the run directory. The files are removed with the last revision that uses them, or
+when the request fails. A sweep removes files of a frontend that died before asking.
 """
 
 import functools

@@ -1,4 +1,5 @@
 """Publication: publishes the registry with models, regions, and settings made by clients.
+
 The effect runner writes down, publishes and sends the reconciler's decisions."""
 
 import logging

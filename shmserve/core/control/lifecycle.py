@@ -126,8 +126,8 @@ class Restarts:
 
     def ended(self, now: float, *, at_once: bool = True) -> float:
         """Note an end of the process; return the time to start again. `now`: time of the end.
-        `at_once`: False: wait at least `base_s` even the first time. For a process that chose to
-        exit and may soon not be desired any more."""
+        `at_once`: if False, wait at least `base_s` even the first time, for a process that chose
+        to exit and may soon not be desired any more."""
         if self._started_at is not None and now - self._started_at >= self._stable_s:
             self.failures = 0
         exponent = min(self.failures - 1, 32)

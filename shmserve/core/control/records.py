@@ -1,5 +1,9 @@
 """Records: the coordinator's knowledge of processes, instances, versions and models, and its
-published form."""
+published form.
+
+The coordinator also writes its revisions and models as they are to a file for its successor. What a
+successor must not have is cleared in `coordinator.state.checkpoint`.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Buddy:
         self._mergeable = False
 
     def allocate(self, order: int) -> int | None:
-        """Return the offset of a free block of this order, or None if there is none."""
+        """Return the offset of a free block of the order, or None."""
         offset = self._take(order)
         if offset is None and self._mergeable:
             self._merge()

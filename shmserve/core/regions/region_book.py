@@ -153,7 +153,8 @@ class RegionBook:
         registration is then no error. `kind`: a kind without a key means that the object came as a
         descriptor.
 
-        Raise the errors in the order given in this module's docstring.
+        Raise InvalidArgument, PermissionDenied, AlreadyExists or ResourceExhausted, checked in the
+        order given in this module's docstring.
         """
         self.may_register(caller)
         if kind.has_key:

@@ -46,7 +46,7 @@ def _encoded_size(text: str) -> int:
         return MAX_NAME + 1
 
 
-def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+def check_cuda_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
     """Check the arguments that need no knowledge of the server's devices."""
     check_name(name)
     if len(handle) != HANDLE_BYTES:
@@ -63,7 +63,7 @@ def cuda_region(
 ) -> Region:
     """Return the region to enter (`RegionBook.enter`). `devices`: number of devices that the server
     sees. Raise InvalidArgument with the name of a wrong argument."""
-    check_arguments(name, handle, device_id, byte_size)
+    check_cuda_arguments(name, handle, device_id, byte_size)
     if not devices:
         raise InvalidArgument(
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported"

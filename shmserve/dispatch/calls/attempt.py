@@ -215,7 +215,8 @@ class Attempt(Struct, eq=False):
             self._abandon(self.pool, self.unfinished)
 
     def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
-        """Return the next answer. The connection goes back to the pool with the final answer."""
+        """Return the next answer. The connection goes back to the pool with the final answer. Raise
+        DeadlineExceeded or Cancelled if the request was abandoned, and errors of the channel."""
         message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
@@ -257,7 +258,7 @@ class Attempt(Struct, eq=False):
         self, pool: ExecutorPool, connection: ExecutorConnection, ex: errors.ShmserveError
     ) -> bool:
         """Take in an executor's failure during the request. Return True if another executor may
-        run the request."""
+        run the request. Raise InvalidArgument if a client's region was the cause."""
         pool.discard(connection)
         self._executors.lost(pool, ex)
         regions = regions_of(self._message)

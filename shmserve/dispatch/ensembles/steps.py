@@ -180,7 +180,8 @@ class EnsembleSteps:
         call.close()
 
     def _check(self, taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> None:
-        """Check a tensor's shape against the input of a step."""
+        """Check a tensor's shape against the input of a step. Raise InvalidArgument for a client's
+        tensor, Internal for a step's."""
         problem = ensemble_graph.misfit(taker, name, tensor, shape)
         if problem:
             of_client = any(given.name == tensor for given in self._spec.inputs)

@@ -3,7 +3,7 @@ flight."""
 
 from msgspec import Struct
 
-from shmserve.core.caller import UNKNOWN
+from shmserve.core.caller import UNKNOWN_CALLER
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import Channel
 
@@ -14,7 +14,7 @@ class ExecutorConnection(Struct, eq=False):
     `ArenaMemory.drops` when `known` was last cleaned."""
 
     channel: Channel
-    caller: int = UNKNOWN
+    caller: int = UNKNOWN_CALLER
     known: set[int] = set()
     drops: int = 0
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from shmserve import errors, ids
-from shmserve.core.caller import UNKNOWN
+from shmserve.core.caller import UNKNOWN_CALLER
 from shmserve.core.registry import LiveInstance
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.rest import Rest
@@ -97,9 +97,10 @@ class ExecutorPool(Struct, eq=False):
         self.give(connection)
         return self.known_status
 
-    def acquire(self, caller: int = UNKNOWN) -> ExecutorConnection:
+    def acquire(self, caller: int = UNKNOWN_CALLER) -> ExecutorConnection:
         """Return a connection for one request of a caller. Hand the connection to `give` or
-        `discard` afterwards."""
+        `discard` afterwards. Raise QueueFull if `max_queue` requests of this frontend are at the
+        executor already, PeerDied if the executor cannot be reached."""
         with self._lock:
             if self._closed:
                 raise errors.PeerDied("the executor is gone")

@@ -70,7 +70,8 @@ def wrapped(backend: Backend, spec: ModelSpec) -> Backend:
 
 
 class _Reshaping:
-    """Backend whose requests and responses have the client's shapes."""
+    """Backend whose requests and responses have the client's shapes. Members without a shape are
+    those of the backend."""
 
     def __init__(
         self, backend: Backend, inputs: dict[str, _Change], outputs: dict[str, _Change]
@@ -119,7 +120,7 @@ class _ReshapedResponses:
 
 
 class _ReshapedInput:
-    """Input in the shape of the model."""
+    """Input in the shape of the model. Members without a shape are those of the client's input."""
 
     def __init__(self, source: InputTensor, shape: Shape) -> None:
         self._source = source

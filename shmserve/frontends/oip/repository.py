@@ -55,7 +55,8 @@ class Repository:
     def load(
         self, name: str, parameters: Mapping[str, Parameter | bytes], caller: Callable[[], Caller]
     ) -> None:
-        """Load a model, or load a model again. Return once the model serves.
+        """Load a model, or load a model again. Return once the model serves. Raise ShmserveError if
+        the request was refused, or the model cannot be loaded.
 
         Args:
             name: the model.

@@ -18,7 +18,7 @@ from shmserve.core.region_kinds import CUDA, KINDS, SYSTEM
 from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.region_names import (
     HANDLE_BYTES,
-    check_arguments,
+    check_cuda_arguments,
     check_name,
     object_name,
 )
@@ -110,7 +110,7 @@ class SharedMemory:
     ) -> None:
         """Register GPU memory. Raise ShmserveError if the registration was refused."""
         self.require_on()
-        check_arguments(name, handle, device_id, byte_size)
+        check_cuda_arguments(name, handle, device_id, byte_size)
         self._dispatcher.coordinator.register_cuda_region(
             rules.acting(caller, self._server_uid), name, handle, device_id, byte_size
         )
@@ -133,7 +133,8 @@ class SharedMemory:
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
     ) -> RegionRef:
         """Return the reference by which executors find a window of a region. A window of zero
-        bytes may lie anywhere within the region."""
+        bytes may lie anywhere within the region. Raise NotFound if the caller has no such region,
+        InvalidArgument if the window reaches outside, or the model takes no client memory."""
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
         region = rules.find(

@@ -52,7 +52,8 @@ def make_signature(spec: ModelSpec) -> ModelSignature:
 
 
 def deduce(signature: ModelSignature, nbytes: int) -> InferRequest:
-    """Return the request for a raw body of `nbytes` bytes: batch 1, outputs binary.
+    """Return the request for a raw body of `nbytes` bytes: batch 1, outputs binary. Raise
+    InvalidArgument if the model or the number of bytes does not suit a raw body.
 
     The body of a BYTES input is a single element. `binary_size` then includes the 4-byte length
     that the caller puts before the body.

@@ -8,8 +8,8 @@ against the tables of `field_table`. The result becomes a `ConfigDocument`
 (`tensor.config_document`), which travels in the spec. The executor loads the backend. The backend
 completes the fields that the configuration leaves to the model (an ONNX graph,
 `auto_complete_config`) and returns the spec to publish. If the configuration has reshapes, the
-loaded backend is wrapped once (`executor.backends.reshape`). The warm-up runs the
-samples, and then the instance is READY.
+loaded backend is wrapped once (`executor.backends.reshape`). The warm-up runs the samples, and then
+the instance is READY.
 """
 
 from collections.abc import Callable, Mapping

@@ -225,18 +225,18 @@ def test_inputs_are_made_from_what_a_model_says(tmp_path) -> None:
 
     metadata = [tensor("a", "FP32", -1, 3), tensor("b", "BYTES", -1), tensor("c", "INT8", 2)]
     np.save(tmp_path / "c.npy", np.array([7, 8], np.int8))
-    made = measure.make(metadata, [f"c={tmp_path}/c.npy"], 4, 5)
+    made = measure.made_inputs(metadata, [f"c={tmp_path}/c.npy"], 4, 5)
     assert (made["a"].dtype, made["a"].shape) == (np.float32, (4, 3))
     assert made["b"].tolist() == [b"shmserve"] * 4
     assert made["c"].tolist() == [7, 8]
-    again = measure.make(metadata, [], None, 5)
+    again = measure.made_inputs(metadata, [], None, 5)
     assert again["a"].shape == (5, 3)
     assert set(again["c"].tolist()) <= {0, 1}
     for bad in ("d=x.npy", "c", f"c={tmp_path}/none.npy"):
         with pytest.raises(ConfigError, match="--input"):
-            measure.make(metadata, [bad], None, 1)
+            measure.made_inputs(metadata, [bad], None, 1)
     with pytest.raises(ConfigError, match="'a' would be larger"):
-        measure.make(metadata, [], None, 1 << 40)
+        measure.made_inputs(metadata, [], None, 1 << 40)
 
 
 def test_a_measurement_becomes_a_row() -> None:
@@ -249,7 +249,7 @@ def test_a_measurement_becomes_a_row() -> None:
 
 
 def test_lines_are_drawn() -> None:
-    drawing = measure.svg("a < b", {"ms": {"http": [(0.0, 1.0), (1.0, 2.0)]}})
+    drawing = measure.line_chart("a < b", {"ms": {"http": [(0.0, 1.0), (1.0, 2.0)]}})
     assert drawing.startswith("<svg")
     assert "a &lt; b" in drawing
     assert drawing.count("<polyline") == 1

@@ -185,7 +185,7 @@ def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
         ([1], "BOOL", "int64"),
         (["a"], "FP32", "<U1"),
         ([1], "STRANGE", "int64"),
-        (np.array([1.5]), "FP32", "float64"),  # it has a datatype of its own
+        (np.array([1.5]), "FP32", "float64"),  # the datatype of float64 is FP64
     ],
 )
 def test_lists_take_a_datatype(value: object, datatype: str, dtype: str) -> None:

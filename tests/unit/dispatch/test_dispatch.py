@@ -243,7 +243,7 @@ def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
         feed(call, np.ones(5000, np.float32))
         with pytest.raises(Cancelled):
             call.execute()
-    # what comes after it is not cancelled
+    # the next request is not cancelled
     with rig.dispatcher.call(entry, RunOptions("second")) as call:
         feed(call, np.ones(3, np.float32))
         assert len(call.execute().outputs) == 1

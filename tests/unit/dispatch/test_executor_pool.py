@@ -44,10 +44,11 @@ def test_requests_are_admitted_while_a_flush_waits_for_its_connection(rig, monke
     monkeypatch.setattr(ExecutorPool, "_connect", slow)
     run(rig, entry, ONES)  # whose output is to be released
     with ThreadPoolExecutor() as threads:
-        threads.submit(flush, pool)
+        flushed = threads.submit(flush, pool)
         assert waiting.wait(30), "there was nothing to flush"
         threads.submit(run, rig, entry, ONES).result(30)
         gate.set()
+        flushed.result(30)
 
 
 def test_small_outputs_are_released_with_the_next_request(rig: Rig, monkeypatch) -> None:
@@ -60,7 +61,7 @@ def test_small_outputs_are_released_with_the_next_request(rig: Rig, monkeypatch)
     )
     for _ in range(5):
         run(rig, entry, ONES)
-    assert held(rig) == 1  # that of the last one
+    assert held(rig) == 1  # of the last request
     assert len(connections) == 1
 
 

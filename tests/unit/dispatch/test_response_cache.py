@@ -78,7 +78,7 @@ def test_a_miss_never_waits_for_memory(rig_with) -> None:
         assert cache.put(b"key", (), ("m", "1"), outcome(LARGE)) == 0
         cache.grow()  # or the maintenance thread has
     assert asked == [LARGE.nbytes]
-    # Whoever comes when there is memory finds it made
+    # A later caller finds the entry made once memory is free
     until(lambda: cache.put(b"key", (), ("m", "1"), outcome(LARGE)) > 0, "none is made for it")
 
 
@@ -86,7 +86,7 @@ def test_an_answer_beyond_the_limit_is_not_copied(rig_with) -> None:
     rig = rig_with()
     rig.serve(Counting(), spec=CACHED)
     make_room(rig, SMALL.nbytes, 1)
-    cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # it is not its bytes alone
+    cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # not of the bytes alone
     assert cache.put(b"key", (), ("m", "1"), outcome(LARGE)) == 0
     for number in range(4):
         cache.put(b"%d" % number, (), ("m", "1"), outcome(SMALL))

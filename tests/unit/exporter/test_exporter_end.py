@@ -56,5 +56,5 @@ def test_without_master_and_supervisor_it_ends_by_itself(monkeypatch) -> None:
     assert not stop.begun
     stop.soon()
     assert stop.begun
-    os.eventfd_read(stop.fd)  # who waits for it was woken
+    os.eventfd_read(stop.fd)  # the waiting thread was woken
     os.close(stop.fd)

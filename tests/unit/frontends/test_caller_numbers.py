@@ -2,7 +2,7 @@
 
 import pytest
 
-from shmserve.core.caller import UNKNOWN, caller_number
+from shmserve.core.caller import UNKNOWN_CALLER, caller_number
 from shmserve.frontends.caller_numbers import of_host
 
 
@@ -20,11 +20,11 @@ def test_addresses_of_one_caller(one: str, other: str) -> None:
 
 def test_addresses_of_several_callers() -> None:
     hosts = ["192.0.2.1", "192.0.2.2", "::1", "2001:db8::1", "2001:db8:0:1::1", "no:address"]
-    assert len({of_host(host) for host in hosts} - {UNKNOWN}) == len(hosts)
+    assert len({of_host(host) for host in hosts} - {UNKNOWN_CALLER}) == len(hosts)
 
 
 def test_without_an_address_nobody_knows() -> None:
-    assert of_host("") == UNKNOWN
+    assert of_host("") == UNKNOWN_CALLER
 
 
 def test_numbers_have_64_bits() -> None:

@@ -101,7 +101,7 @@ def test_without_a_place_it_is_bytes() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        message() + b"\x7b" + message(LARGE) + b"\x7c",  # in a group that nobody knows
+        message() + b"\x7b" + message(LARGE) + b"\x7c",  # in an unknown group
         message() + b"\x2a\x80\x80\x08" + bytes(1 << 17),  # a large field of another kind
         message(LARGE)[:-1],
         message() + b"\x3a\xff\xff\xff\xff\xff\x01" + LARGE,

@@ -160,4 +160,4 @@ def test_a_million_varints_of_all_lengths_in_bounded_memory(datatype: str) -> No
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert np.array_equal(np.frombuffer(target, kind), values)
-    assert peak < 24 << 20  # what one block takes, whatever the tensor's size
+    assert peak < 24 << 20  # a block's room, for a tensor of any size

@@ -167,7 +167,7 @@ def test_more_than_max_fields_is_refused(data: bytes, monkeypatch) -> None:
         (b"\x5b" * 65 + b"\x5c" * 65, "more than 64 groups in each other"),
         (b"\x0a\x01\xff", "model_name is not valid UTF-8"),
         (b"\x2a\x03\x0a\x01\xff", "inputs.name is not valid UTF-8"),
-        (b"\x2a\x02\x0a\x03\x5a\x01a", "field 1 is truncated"),  # longer than what it is in
+        (b"\x2a\x02\x0a\x03\x5a\x01a", "field 1 is truncated"),  # longer than the enclosing field
         (b"\x2a\x04\x1a\x02\x80\x80", "it is truncated"),
         (b"\x2a\x05\x2a\x03\x12\x01\x80", "INT32 contents end within an element"),
         (b"\x2a\x06\x2a\x04\x32\x02ab", "FP32 contents end within an element"),

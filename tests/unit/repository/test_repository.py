@@ -95,7 +95,7 @@ def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(tmp_path, c
     ]
     assert repository.names([str(tmp_path)]) == ["a"] == list(repository.survey([str(tmp_path)]))
     with pytest.raises(ConfigError, match=r"config.pbtxt is missing"):
-        repository.find([str(tmp_path)], "new")  # who asks for it is told
+        repository.find([str(tmp_path)], "new")  # a request for the model is told
 
 
 @pytest.mark.parametrize("there", ["config.pbtxt", "1/"])

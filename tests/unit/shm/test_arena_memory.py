@@ -71,7 +71,7 @@ def test_an_arena_that_begins_small_doubles_up_to_its_full_size() -> None:
     for slot in slots:
         memory.reclaim(slot)
     memory.trim()
-    assert memory.held_bytes == 1 << 20  # and it begins again from there
+    assert memory.held_bytes == 1 << 20  # and begins again from this point
     memory.close()
 
 

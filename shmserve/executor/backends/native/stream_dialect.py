@@ -58,7 +58,7 @@ class StreamRequest(NativeRequest):
         responses.send(response)
 
     def finish(self) -> None:
-        """End the stream."""
+        """End the stream. Raise ProtocolViolation if `finish` was called before."""
         responses = self._request.responses
         assert responses is not None
         responses.send(None, final=True)

@@ -1,4 +1,4 @@
-"""Hands each request on to the model that it names, and gives what that gives."""
+"""Hands each request on to the named model, and returns the answer."""
 
 import json
 
