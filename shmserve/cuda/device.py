@@ -120,8 +120,8 @@ class Device:
             before.use()
 
     def failure(self, ex: Exception) -> ShmserveError:
-        """Return the error to raise in place of an exception of CuPy. Record a lost device, and free
-        cached memory after running out of memory."""
+        """Return the error to raise in place of an exception of CuPy. Record a lost device, and
+        free cached memory after running out of memory."""
         error = runtime.error_of(ex, self.ordinal)
         is_expected = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
         _log.error("%s", error.message, exc_info=None if is_expected else ex)
@@ -129,7 +129,7 @@ class Device:
             self.lost = error.message
         elif runtime.is_out_of_memory(ex):
             self.free_unused()
-        # It would keep device memory: its frames hold arrays, and one of them (contextlib's) `ex`.
+        # A traceback keeps device memory: frames hold arrays, and a frame of contextlib holds `ex`.
         ex.__traceback__ = None
         return error
 
