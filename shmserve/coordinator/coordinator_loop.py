@@ -130,7 +130,8 @@ class CoordinatorLoop:
         # A pool larger than /dev/shm is only warned about. Size arenas by the smaller of both, or
         # the first processes would take all memory.
         there = min(pool_bytes, pool_sizing.shm_space()[0])
-        arena_bytes = _advised(*pool_sizing.arena_size(there, processes, settings.arena_bytes))
+        sizes = (there, processes, settings.arena_bytes, pool_sizing.largest_file())
+        arena_bytes = _advised(*pool_sizing.arena_size(*sizes))
         self._selector = selectors.DefaultSelector()
         welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes, pool_bytes)
         self._links = Links(self._selector, welcome)

@@ -1,6 +1,7 @@
 """Pool sizing: size of the pool from /dev/shm, the cgroup's memory limit and the setting."""
 
 import os
+import resource
 from collections.abc import Iterator
 
 SHM = "/dev/shm"
@@ -82,11 +83,21 @@ def host_pool(wanted: int) -> tuple[int, str]:
     return pool_size(wanted, *shm_space(), cgroup_limit())
 
 
-def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
+def largest_file() -> int | None:
+    """Return this process's limit on the size of files, in bytes, or None if no limit is set. A
+    segment is a file to the kernel."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def arena_size(pool: int, processes: int, wanted: int, largest: int | None) -> tuple[int, str]:
     """Return (bytes of each process's first segment, advice). The advice is one sentence on what
     to change, or "".
 
     First segments take at most half of the pool; the rest is for large tensors.
+
+    Args:
+        largest: limit on the size of a segment, in bytes, or None.
     """
     share = pool // (2 * processes) // _STEP * _STEP
     if share < _STEP:
@@ -94,7 +105,13 @@ def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
             f"the pool of {_mib(pool)} is too small for {processes} processes: set "
             f"SHMSERVE_POOL_BYTES to {2 * processes * _STEP} or more"
         )
-    return min(wanted, share), ""
+    size = min(wanted, share)
+    if largest is not None and largest < size:
+        return largest // _STEP * _STEP, (
+            f"files, and so tensors, may have {_mib(largest)} at most: raise the limit "
+            "(LimitFSIZE, ulimit -f)"
+        )
+    return size, ""
 
 
 def shortage(pool: int, free: int, processes: int) -> str:

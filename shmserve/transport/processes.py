@@ -20,6 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from math import inf
 from typing import BinaryIO
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,13 @@ def raise_fd_limit() -> None:
     limit = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def raise_file_limit() -> float:
+    """Raise the limit on the size of files to the hard limit. Return it in bytes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return inf if hard == resource.RLIM_INFINITY else hard
 
 
 def raise_oom_score(adj: int) -> None:

@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,13 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     assert os.path.exists(path), "it is systemd's to remove"
 
 
+def limited_files(nbytes: int) -> tuple[str, ...]:
+    """Return a command that runs another one, whose files have at most so many bytes."""
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({nbytes}, {nbytes}))"
+    code = f"import os, resource, sys; {limit}; os.execvp(sys.argv[1], sys.argv[1:])"
+    return (sys.executable, "-c", code)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -201,6 +209,10 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
             f"state_dir: {__file__}/x cannot be made: Not a directory",
         ),
         (
+            {"within": limited_files(500_000)},
+            "the limit on the size of files is 500000 bytes (LimitFSIZE, ulimit -f), and sh",
+        ),
+        (
             {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},
             "run_dir: /proc/nowhere cannot be made: No such file or directory; set another (",
         ),
@@ -210,6 +222,17 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
     said = failed_start(RunningServer(**settings))
     assert f"shmserve: {message}" in said
     assert "Traceback" not in said
+
+
+def test_a_limit_on_files_is_a_limit_on_tensors() -> None:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [4], "data": [0] * 4}
+    settings = {**SMALL, "grpc_processes": 1, "within": limited_files(4 << 20)}
+    with RunningServer(**settings) as server:
+        assert server.infer("identity", {"inputs": [tensor]})[0] == 200
+        large = {**tensor, "shape": [2 << 20], "data": [0] * (2 << 20)}
+        assert server.infer("identity", {"inputs": [large]})[0] == 503
+        assert "files, and so tensors, may have 4 MiB at most" in server.log()
+    assert server.leaks() == []
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])

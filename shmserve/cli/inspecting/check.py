@@ -115,7 +115,8 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     instances = sum(len(instances) for _, instances in desired.versions)
     processes = settings.http_workers + settings.grpc_processes + instances
-    advice = advice or pool_sizing.arena_size(pool, processes, settings.arena_bytes)[1]
+    sizes = (pool, processes, settings.arena_bytes, pool_sizing.largest_file())
+    advice = advice or pool_sizing.arena_size(*sizes)[1]
     short = bool(pool_sizing.shortage(pool, pool, processes))
     finding = "FAIL" if short else "warn" if advice else "ok  "
     print(f"{finding}  memory: {advice or f'pool of {pool >> 20} MiB'}")

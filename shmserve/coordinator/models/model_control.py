@@ -69,6 +69,7 @@ class ModelControl:
         self._poll_at = time.monotonic() + settings.poll_interval_s
         self._polling = False
         self._sweep_at = 0.0
+        self._overrides_seen: dict[str, float] = {}  # time of the first sweep that saw the name
 
     # ---------------------------------------------------------------------- requests
 
@@ -96,7 +97,7 @@ class ModelControl:
                 self._polling = self._jobs.survey(self._surveyed)
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
-            self._sweep()
+            self._sweep(now)
 
     def _refusal(self, request: ControlRequest) -> Refusal | None:
         if self._settings.model_control != "explicit":
@@ -322,14 +323,17 @@ class ModelControl:
                 self._jobs.tried[name] = mark
                 self._queues.setdefault(name, deque()).append(ControlRequest(name, True))
 
-    def _sweep(self) -> None:
+    def _sweep(self, now: float) -> None:
         """Remove overrides that no request or revision uses, once a request for them can no longer
         come."""
         known = {r.overrides for waiting in self._queues.values() for r in waiting}
         for model in self._reconciler.models.by_name.values():
             known |= {revision.overrides for revision in model.revisions()}
-        for name, age_s in self._jobs.overrides():
+        # not the files' own times: the clock may jump
+        seen = self._overrides_seen
+        self._overrides_seen = {name: seen.get(name, now) for name in self._jobs.overrides()}
+        for name, first_seen in self._overrides_seen.items():
             asker = name.rpartition("-")[0]
             limit_s = self._settings.load_timeout_s if asker in self._reconciler.processes else 0.0
-            if name not in known and age_s > limit_s + 3 * _SWEEP_S:
+            if name not in known and now - first_seen > limit_s + 3 * _SWEEP_S:
                 self._jobs.remove(name)

@@ -7,7 +7,6 @@ import os
 import queue
 import shutil
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,21 +105,12 @@ class RepositoryJobs(Struct, frozen=True):
             work = functools.partial(shutil.rmtree, folder, ignore_errors=True)
             self._background.submit(work, lambda _: None)
 
-    def overrides(self) -> list[tuple[str, float]]:
-        """Return names and ages, in seconds, of all existing overrides."""
-        folder = rundir.overrides(self._run_dir)
+    def overrides(self) -> list[str]:
+        """Return the names of all existing overrides."""
         try:
-            names = os.listdir(folder)
+            return os.listdir(rundir.overrides(self._run_dir))
         except FileNotFoundError:
             return []
-        ages = []
-        for name in names:
-            try:
-                age_s = time.time() - os.stat(os.path.join(folder, name)).st_mtime
-            except FileNotFoundError:
-                continue
-            ages.append((name, age_s))
-        return ages
 
     def _read(self, name: str, overrides: str) -> ModelReader:
         try:

@@ -174,18 +174,22 @@ def test_long_tables_come_in_parts():
 
 
 @pytest.mark.parametrize(
-    ("pool", "processes", "wanted", "size", "told"),
+    ("pool", "processes", "wanted", "largest", "size", "told"),
     [
-        (1 << 30, 4, 32 << 20, 32 << 20, False),
-        (64 << 20, 7, 32 << 20, 4 << 20, False),
-        (32 << 20, 7, 32 << 20, 2 << 20, False),
-        (8 << 20, 7, 32 << 20, 1 << 20, True),
+        (1 << 30, 4, 32 << 20, None, 32 << 20, ""),
+        (64 << 20, 7, 32 << 20, None, 4 << 20, ""),
+        (32 << 20, 7, 32 << 20, None, 2 << 20, ""),
+        (8 << 20, 7, 32 << 20, None, 1 << 20, "SHMSERVE_POOL_BYTES to 14680064"),
+        (1 << 30, 4, 32 << 20, 32 << 20, 32 << 20, ""),
+        (1 << 30, 4, 32 << 20, (16 << 20) + 1, 16 << 20, "may have 16 MiB at most"),
+        (8 << 20, 7, 32 << 20, 2 << 20, 1 << 20, "SHMSERVE_POOL_BYTES"),
     ],
 )
-def test_first_segments_take_half_of_the_pool_at_most(pool, processes, wanted, size, told):
-    got, advice = pool_sizing.arena_size(pool, processes, wanted)
+def test_first_segments_take_half_of_the_pool_at_most(pool, processes, wanted, largest, size, told):
+    got, advice = pool_sizing.arena_size(pool, processes, wanted, largest)
     assert got == size
-    assert bool(advice) is told
+    assert told in advice
+    assert bool(advice) is bool(told)
 
 
 def test_memory_must_do_for_every_process():
