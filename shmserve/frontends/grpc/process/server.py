@@ -37,6 +37,7 @@ from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.tensor_message import ModelSubjects, TensorIntake
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.presented_keys import PresentedKeys
+from shmserve.transport import looking
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class GrpcServer:
     `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
-        loop = EventLoop(settings.grpc_threads)
+        loop = EventLoop(settings.grpc_threads, looking.budget_us(settings.look_us))
         self._overdue = ClientDeadlines(loop.at)
         self._pools = pools = CallPools(settings, self._overdue)
         keys = PresentedKeys(settings, dispatcher.count_key)

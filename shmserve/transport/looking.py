@@ -1,0 +1,139 @@
+"""Looking: polling for some microseconds before sleeping.
+
+A process that sleeps costs its peer a wake-up, and resumes only when its processor has left idle:
+20 to 60 us in all. A process that polls meanwhile saves both. Polling pays only if the event comes
+soon, and must not take a processor from a thread that could run. So:
+
+- A wait begins with a look only if the last wait of the same kind was shorter than the budget.
+- A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
+  one of them is short again.
+- Each poll follows a `sched_yield`, without the interpreter's lock. If the processor is away for
+  longer than `_AWAY_NS`, other programs need it, and the next looks are left out: for 50 ms, and
+  for twice as long each time, up to 2 s.
+- A process whose CPU quota (cgroup) was exhausted within the last second does not look.
+
+A wait that is longer than the budget costs as much as before, so an idle process does not look.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Literal
+
+from shmserve.transport import cgroups
+
+DEFAULT_US = 100
+_AWAY_NS = 200_000
+_PAUSE_NS = 50_000_000
+_MAX_PAUSE_NS = 2_000_000_000
+_QUOTA_NS = 1_000_000_000  # between two checks of the quota
+
+# os.sched_yield keeps the interpreter's lock before Python 3.12
+give_way: Callable[[], object] = (
+    os.sched_yield if sys.version_info >= (3, 12) else ctypes.CDLL(None).sched_yield
+)
+
+Poll = Callable[..., Any]
+
+
+def budget_us(setting: Literal["auto"] | int) -> int:
+    """Return the longest look in microseconds, 0 for none, for a value of `look_us`."""
+    if setting != "auto":
+        return setting
+    return DEFAULT_US if cgroups.processors() >= 2 else 0
+
+
+class Look:
+    """Waits of one thread, which may begin with a look.
+
+    Args:
+        poll: called with a timeout in seconds and `args`; returns something empty if there is
+            nothing within the timeout.
+        budget: longest look, in microseconds; 0: no looks.
+    """
+
+    __slots__ = (
+        "_args",
+        "_budget_ns",
+        "_clock",
+        "_is_short",
+        "_pause_ns",
+        "_poll",
+        "_quota_at",
+        "_resume_at",
+        "_throttled",
+    )
+
+    def __init__(
+        self,
+        poll: Poll,
+        budget: int,
+        *args: object,
+        clock: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self._poll = poll
+        self._args = args
+        self._budget_ns = 1000 * budget
+        self._clock = clock
+        self._is_short = [False, False]  # by kind: the last wait was shorter than the budget
+        self._pause_ns = _PAUSE_NS
+        self._resume_at = 0  # time from which looks are allowed
+        self._quota_at = 0
+        self._throttled = -1
+
+    def wait(self, timeout_s: float, kind: int = 0) -> Any:
+        """Return what `poll` returns, waiting for at most `timeout_s` seconds. `kind`: 0 or 1;
+        waits of one kind predict each other."""
+        poll, args, is_short = self._poll, self._args, self._is_short
+        if not self._budget_ns:
+            return poll(timeout_s, *args)
+        found = poll(0, *args)
+        if found or not timeout_s:
+            return found
+        began = now = self._clock()
+        if is_short[kind] and now >= self._resume_at:
+            found, now = self._look(now, timeout_s)
+            if found:
+                return found
+            is_short[kind] = False
+            timeout_s = max(0.0, timeout_s - (now - began) / 1e9)
+            return poll(timeout_s, *args)
+        found = poll(timeout_s, *args)
+        is_short[kind] = self._clock() - began < self._budget_ns
+        return found
+
+    def _look(self, now: int, timeout_s: float) -> tuple[Any, int]:
+        """Poll until there is something, or the look must end. Return the result of the last poll
+        and the time."""
+        poll, args, clock = self._poll, self._args, self._clock
+        if now >= self._quota_at and self._is_throttled(now):
+            return None, now
+        end = now + min(self._budget_ns, int(timeout_s * 1e9))
+        while True:
+            last = now
+            give_way()
+            found = poll(0, *args)
+            now = clock()
+            if now - last > _AWAY_NS:
+                self._resume_at = now + self._pause_ns
+                self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
+                return found, now
+            if found:
+                self._pause_ns = _PAUSE_NS
+                return found, now
+            if now >= end:
+                return found, now
+
+    def _is_throttled(self, now: int) -> bool:
+        """Return True, and leave out looks for a while, if the processor quota was used up since
+        the last check."""
+        self._quota_at = now + _QUOTA_NS
+        count, self._throttled = self._throttled, cgroups.throttled()
+        if 0 <= count < self._throttled:
+            self._resume_at = self._quota_at
+            return True
+        return False
