@@ -7,6 +7,7 @@ soon, and must not take a processor from a thread that could run. So:
 - A wait begins with a look only if the last wait of the same kind was shorter than the budget.
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
   one of them is short again.
+- One thread of a process looks at a time.
 - Each poll follows a `sched_yield`, without the interpreter's lock. If the processor is away for
   longer than `_AWAY_NS`, other programs need it, and the next looks are left out: for 50 ms, and
   for twice as long each time, up to 2 s.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Literal
@@ -38,6 +40,8 @@ give_way: Callable[[], object] = (
 )
 
 Poll = Callable[..., Any]
+
+_turn = threading.Lock()  # held by the thread that looks
 
 
 def budget_us(setting: Literal["auto"] | int) -> int:
@@ -113,20 +117,25 @@ class Look:
         if now >= self._quota_at and self._is_throttled(now):
             return None, now
         end = now + min(self._budget_ns, int(timeout_s * 1e9))
-        while True:
-            last = now
-            give_way()
-            found = poll(0, *args)
-            now = clock()
-            if now - last > _AWAY_NS:
-                self._resume_at = now + self._pause_ns
-                self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
-                return found, now
-            if found:
-                self._pause_ns = _PAUSE_NS
-                return found, now
-            if now >= end:
-                return found, now
+        if not _turn.acquire(blocking=False):
+            return None, now
+        try:
+            while True:
+                last = now
+                give_way()
+                found = poll(0, *args)
+                now = clock()
+                if now - last > _AWAY_NS:
+                    self._resume_at = now + self._pause_ns
+                    self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
+                    return found, now
+                if found:
+                    self._pause_ns = _PAUSE_NS
+                    return found, now
+                if now >= end:
+                    return found, now
+        finally:
+            _turn.release()
 
     def _is_throttled(self, now: int) -> bool:
         """Return True, and leave out looks for a while, if the processor quota was used up since
