@@ -8,7 +8,7 @@ soon, and must not take a processor from a thread that could run. So:
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
   one of them is short again.
 - One thread of a process looks at a time.
-- Each poll follows a `sched_yield`, without the interpreter's lock. If the processor is away for
+- A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is away for
   longer than `_AWAY_NS`, other programs need it, and the next looks are left out: for 50 ms, and
   for twice as long each time, up to 2 s.
 - A process whose CPU quota (cgroup) was exhausted within the last second does not look.
@@ -93,14 +93,11 @@ class Look:
         """Return what `poll` returns, waiting for at most `timeout_s` seconds. `kind`: 0 or 1;
         waits of one kind predict each other."""
         poll, args, is_short = self._poll, self._args, self._is_short
-        if not self._budget_ns:
+        if not self._budget_ns or not timeout_s:
             return poll(timeout_s, *args)
-        found = poll(0, *args)
-        if found or not timeout_s:
-            return found
-        began = now = self._clock()
-        if is_short[kind] and now >= self._resume_at:
-            found, now = self._look(now, timeout_s)
+        began = self._clock()
+        if is_short[kind] and began >= self._resume_at:
+            found, now = self._look(began, timeout_s)
             if found:
                 return found
             is_short[kind] = False
@@ -121,10 +118,8 @@ class Look:
             return None, now
         try:
             while True:
-                last = now
-                give_way()
                 found = poll(0, *args)
-                now = clock()
+                last, now = now, clock()
                 if now - last > _AWAY_NS:
                     self._resume_at = now + self._pause_ns
                     self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
@@ -134,6 +129,7 @@ class Look:
                     return found, now
                 if now >= end:
                     return found, now
+                give_way()
         finally:
             _turn.release()
 
