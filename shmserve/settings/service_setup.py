@@ -182,7 +182,7 @@ class ListeningSettings(ServingSettings, frozen=True):
         Literal["auto"] | Annotated[int, Meta(ge=0, le=1000)],
         about(
             "longest time, in microseconds, for which a busy process polls before it sleeps, "
-            "where the last wait was as short; 0: never; `auto`: 100, and 0 with fewer than two "
+            "where the last wait was as short; 0: never; `auto`: 400, and 0 with fewer than two "
             "processors ([how](performance.md#polling-before-sleeping))"
         ),
     ] = "auto"

@@ -7,13 +7,15 @@ soon, and must not take a processor from a thread that could run. So:
 - A wait begins with a look only if the last wait of the same kind was shorter than the budget.
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
   one of them is short again.
+- Looks in vain, and looks after a sleep, are paid from an account that grows by 1 % of the time.
+  Only a thread that gets each event while it looks, and so never sleeps, looks for free.
+- A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is
+  away for long, other programs need it. Then looks are left out for 5 ms, and for twice as long
+  each time, up to 2 s.
 - One thread of a process looks at a time.
-- A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is away for
-  longer than `_AWAY_NS`, other programs need it, and the next looks are left out: for 50 ms, and
-  for twice as long each time, up to 2 s.
 - A process whose CPU quota (cgroup) was exhausted within the last second does not look.
 
-A wait that is longer than the budget costs as much as before, so an idle process does not look.
+An idle process does not look, and a thread that sleeps between requests looks for 1 % of the time.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from typing import Any, Literal
 
 from shmserve.transport import cgroups
 
-DEFAULT_US = 100
-_AWAY_NS = 200_000
-_PAUSE_NS = 50_000_000
+DEFAULT_US = 400
+_SHARE = 100  # a hundredth of the time may be spent on looks that are not free
+_SAVED_NS = 4_000_000  # limit of the account
+_AWAY_NS = 200_000  # an absence without an event at its end: other programs need the processor
+_LONG_AWAY_NS = 1_000_000  # the same of an absence with an event at its end
+_PAUSE_NS = 5_000_000
 _MAX_PAUSE_NS = 2_000_000_000
 _QUOTA_NS = 1_000_000_000  # between two checks of the quota
 
@@ -61,14 +66,17 @@ class Look:
     """
 
     __slots__ = (
+        "_account_ns",
         "_args",
         "_budget_ns",
         "_clock",
         "_is_short",
+        "_noted_at",
         "_pause_ns",
         "_poll",
         "_quota_at",
         "_resume_at",
+        "_slept",
         "_throttled",
     )
 
@@ -84,6 +92,9 @@ class Look:
         self._budget_ns = 1000 * budget
         self._clock = clock
         self._is_short = [False, False]  # by kind: the last wait was shorter than the budget
+        self._slept = True  # the last wait ended with a sleep
+        self._account_ns = _SAVED_NS  # as of `_noted_at`
+        self._noted_at = 0
         self._pause_ns = _PAUSE_NS
         self._resume_at = 0  # time from which looks are allowed
         self._quota_at = 0
@@ -96,42 +107,54 @@ class Look:
         if not self._budget_ns or not timeout_s:
             return poll(timeout_s, *args)
         began = self._clock()
-        if is_short[kind] and began >= self._resume_at:
+        if is_short[kind] and began >= self._resume_at and self._may_look(began):
             found, now = self._look(began, timeout_s)
             if found:
                 return found
             is_short[kind] = False
             timeout_s = max(0.0, timeout_s - (now - began) / 1e9)
             return poll(timeout_s, *args)
+        self._slept = True
         found = poll(timeout_s, *args)
         is_short[kind] = self._clock() - began < self._budget_ns
         return found
 
-    def _look(self, now: int, timeout_s: float) -> tuple[Any, int]:
-        """Poll until there is something, or the look must end. Return the result of the last poll
-        and the time."""
-        poll, args, clock = self._poll, self._args, self._clock
+    def _may_look(self, now: int) -> bool:
+        """Return True if the account and the quota permit a look, and no other thread looks."""
+        if self._slept:
+            saved = self._account_ns + (now - self._noted_at) // _SHARE
+            self._account_ns, self._noted_at = min(_SAVED_NS, saved), now
+            if self._account_ns <= 0:
+                return False
         if now >= self._quota_at and self._is_throttled(now):
-            return None, now
-        end = now + min(self._budget_ns, int(timeout_s * 1e9))
-        if not _turn.acquire(blocking=False):
-            return None, now
+            return False
+        return _turn.acquire(blocking=False)
+
+    def _look(self, began: int, timeout_s: float) -> tuple[Any, int]:
+        """Poll until there is something, or the look must end. Return the result of the last poll
+        and the time. Give up the turn to look."""
+        poll, args, clock = self._poll, self._args, self._clock
+        end = began + min(self._budget_ns, int(timeout_s * 1e9))
+        found, now = None, began
         try:
-            while True:
+            found = poll(0, *args)
+            while not found and now < end:
+                give_way()
                 found = poll(0, *args)
                 last, now = now, clock()
-                if now - last > _AWAY_NS:
+                if now - last > (_LONG_AWAY_NS if found else _AWAY_NS):
                     self._resume_at = now + self._pause_ns
                     self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
-                    return found, now
-                if found:
-                    self._pause_ns = _PAUSE_NS
-                    return found, now
-                if now >= end:
-                    return found, now
-                give_way()
+                    break
+            else:
+                if now > began and self._pause_ns > _PAUSE_NS:
+                    self._pause_ns //= 2
         finally:
             _turn.release()
+        if self._slept or not found:
+            self._account_ns -= now - began
+        self._slept = not found
+        return found, now
 
     def _is_throttled(self, now: int) -> bool:
         """Return True, and leave out looks for a while, if the processor quota was used up since

@@ -170,6 +170,7 @@ def test_a_look_lets_other_threads_of_the_process_run():
     thread.start()
     try:
         for _ in range(100):
+            assert look._may_look(0)
             look._look(monotonic_ns(), 1.0)
     finally:
         is_over = True
