@@ -33,6 +33,9 @@ from shmserve.transport import cgroups
 DEFAULT_US = 400
 _SHARE = 100  # a hundredth of the time may be spent on looks that are not free
 _SAVED_NS = 4_000_000  # limit of the account
+_QUICK_NS = 1_000_000
+_ACTIVE = 4
+_REWARD = 4
 _AWAY_NS = 200_000  # an absence without an event at its end: other programs need the processor
 _LONG_AWAY_NS = 1_000_000  # the same of an absence with an event at its end
 _PAUSE_NS = 5_000_000
@@ -74,9 +77,9 @@ class Look:
         "_noted_at",
         "_pause_ns",
         "_poll",
+        "_quick",
         "_quota_at",
         "_resume_at",
-        "_slept",
         "_throttled",
     )
 
@@ -92,7 +95,7 @@ class Look:
         self._budget_ns = 1000 * budget
         self._clock = clock
         self._is_short = [False, False]  # by kind: the last wait was shorter than the budget
-        self._slept = True  # the last wait ended with a sleep
+        self._quick = 0  # waits below `_QUICK_NS` in a row
         self._account_ns = _SAVED_NS  # as of `_noted_at`
         self._noted_at = 0
         self._pause_ns = _PAUSE_NS
@@ -114,18 +117,18 @@ class Look:
             is_short[kind] = False
             timeout_s = max(0.0, timeout_s - (now - began) / 1e9)
             return poll(timeout_s, *args)
-        self._slept = True
         found = poll(timeout_s, *args)
-        is_short[kind] = self._clock() - began < self._budget_ns
+        took = self._clock() - began
+        is_short[kind] = took < self._budget_ns
+        self._quick = self._quick + 1 if took < _QUICK_NS else 0
         return found
 
     def _may_look(self, now: int) -> bool:
         """Return True if the account and the quota permit a look, and no other thread looks."""
-        if self._slept:
-            saved = self._account_ns + (now - self._noted_at) // _SHARE
-            self._account_ns, self._noted_at = min(_SAVED_NS, saved), now
-            if self._account_ns <= 0:
-                return False
+        saved = self._account_ns + (now - self._noted_at) // _SHARE
+        self._account_ns, self._noted_at = min(_SAVED_NS, saved), now
+        if saved <= 0:
+            return False
         if now >= self._quota_at and self._is_throttled(now):
             return False
         return _turn.acquire(blocking=False)
@@ -151,9 +154,10 @@ class Look:
                     self._pause_ns //= 2
         finally:
             _turn.release()
-        if self._slept or not found:
+        if not found or self._quick < _ACTIVE:
             self._account_ns -= now - began
-        self._slept = not found
+        else:
+            self._account_ns += (now - began) // _REWARD
         return found, now
 
     def _is_throttled(self, now: int) -> bool:
