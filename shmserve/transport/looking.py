@@ -7,15 +7,17 @@ soon, and must not take a processor from a thread that could run. So:
 - A wait begins with a look only if the last wait of the same kind was shorter than the budget.
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
   one of them is short again.
-- Looks in vain, and looks after a sleep, are paid from an account that grows by 1 % of the time.
-  Only a thread that gets each event while it looks, and so never sleeps, looks for free.
+- Looks are paid from an account that grows by 1 % of the time. Only a thread whose latest waits
+  all took less than `_QUICK_NS` looks for free, unless in vain. A look that is not in vain pays
+  for a quarter of a look in vain.
 - A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is
   away for long, other programs need it. Then looks are left out for 5 ms, and for twice as long
   each time, up to 2 s.
 - One thread of a process looks at a time.
 - A process whose CPU quota (cgroup) was exhausted within the last second does not look.
 
-An idle process does not look, and a thread that sleeps between requests looks for 1 % of the time.
+So an idle process does not look, and a thread with pauses between requests looks for 1 % of the
+time at most.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ DEFAULT_US = 400
 _SHARE = 100  # a hundredth of the time may be spent on looks that are not free
 _SAVED_NS = 4_000_000  # limit of the account
 _QUICK_NS = 1_000_000
-_ACTIVE = 4
-_REWARD = 4
+_ACTIVE = 4  # quick waits in a row, after which looks are free
+_REWARD = 4  # looks that pay for one in vain
 _AWAY_NS = 200_000  # an absence without an event at its end: other programs need the processor
 _LONG_AWAY_NS = 1_000_000  # the same of an absence with an event at its end
 _PAUSE_NS = 5_000_000
@@ -115,6 +117,7 @@ class Look:
             if found:
                 return found
             is_short[kind] = False
+            self._quick = 0
             timeout_s = max(0.0, timeout_s - (now - began) / 1e9)
             return poll(timeout_s, *args)
         found = poll(timeout_s, *args)
@@ -154,10 +157,11 @@ class Look:
                     self._pause_ns //= 2
         finally:
             _turn.release()
-        if not found or self._quick < _ACTIVE:
-            self._account_ns -= now - began
-        else:
+        self._quick += 1
+        if found and self._quick > _ACTIVE:
             self._account_ns += (now - began) // _REWARD
+        else:
+            self._account_ns -= now - began
         return found, now
 
     def _is_throttled(self, now: int) -> bool:
