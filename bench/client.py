@@ -1,10 +1,10 @@
 """`shmserve.client` beside `tritonclient`, in one run: ``python -m bench.client``.
 
-What is timed is one call of a program that has an FP32 array and wants the model's answer as
-an array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, one caller.
+One timed call is the call of a program that has an FP32 array and wants the model's answer as an
+array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, one caller.
 
-    produced   shmserve.client, the array was produced in `client.empty`: nobody copies it
-    given      shmserve.client, an ordinary array, which the client copies to shared memory
+    produced   shmserve.client, with an array of `client.empty`, without any copy
+    given      shmserve.client, with an ordinary array, which the client copies to shared memory
     http       shmserve.client without shared memory: binary HTTP over the Unix socket
     triton     tritonclient.http, binary tensors over TCP, `set_data_from_numpy` to `as_numpy`
     triton-grpc tritonclient.grpc, raw tensors
@@ -12,13 +12,13 @@ an array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, 
                `set_shared_memory_region` to `get_contents_as_numpy` (a view)
     memcpy     copying the array once in this process, the floor
 
-(`identity` itself copies its input to its output once, which all but the floor contain.)
+(`identity` itself copies its input to its output once; only the floor lacks this copy.)
 
-All clients run in this process against one server. A round calls each of them in turn, so
-that a change of the machine's mood hits all; every second round goes backwards. Before
-measuring, each is called three times and its answers compared byte for byte; while measuring,
-first and last element are. Reported are medians over all calls, the fastest and the slowest
-tenth, and the ratio of medians to `triton`. Only ratios within one run mean anything.
+All clients run in this process against one server. A round calls each client in turn, so that a
+change of the machine's mood hits all clients; every second round goes backwards. Before measuring,
+each client makes three calls, and all bytes of the answers are compared; while measuring, only the
+first and last element. The report has medians over all calls, the fastest and the slowest tenth,
+and the ratio of medians to `triton`. Only ratios within one run mean anything.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def tritonclient_caller(stack, address, x, protocol="http"):
 
 
 def tritonclient_shm_caller(stack, address, x):
-    """The same through tritonclient's own shared memory."""
+    """Return a function that makes one round trip through tritonclient's own shared memory."""
     import tritonclient.http as triton
     import tritonclient.utils.shared_memory as shm
 
@@ -78,7 +78,7 @@ def tritonclient_shm_caller(stack, address, x):
 
 
 def callers(stack, server, x):
-    """The contestants by name."""
+    """Return the contestants by name."""
     url = f"unix:{server.unix_path}"
     shared = stack.enter_context(shmserve.client.connect(url))
     plain = stack.enter_context(shmserve.client.connect(url, control=""))
@@ -104,7 +104,7 @@ def callers(stack, server, x):
 
 
 def measure(contestants, x, rounds):
-    """Seconds of every call, by name."""
+    """Return the seconds of every call, by name."""
     for call in contestants.values():
         for _ in range(3):
             assert np.array_equal(call(), x)

@@ -1,24 +1,25 @@
-"""The way of one request through our code: ``python -m bench.corridor [--functions] [--json]``.
+"""Corridor: the way of one request through the server's code:
+``python -m bench.corridor [--functions] [--json]``.
 
-A warm request, 64 KiB FP32, native model `identity`, over real sockets and real shared memory,
-with frontend and executor in one process under `sys.setprofile`: once as binary HTTP inference,
-once as gRPC ModelInfer. It begins when the client sends, and ends when every thread that carried
-it waits for the next one: giving memory back after the answer is part of it.
+The request is warm: 64 KiB FP32 to the native model `identity`, over real sockets and real shared
+memory. Frontend and executor run in one process under `sys.setprofile`. The request goes once as
+binary HTTP inference, once as gRPC ModelInfer. Counting begins when the client sends, and ends when
+every thread on the way waits for the next request, so memory given back after the answer counts.
 
-    files      files of shmserve/ with a function that was entered
-    moves      entered functions whose file is not that of the function entered before in the same
-               thread; where a thread begins counts as a move. Returns are not counted, nor is
-               which thread is faster, so the number is the same every time
-    calls      functions of shmserve/ that were entered, lambdas and each step of a generator
-               function included. Comprehensions and generator expressions are not
-               (`comprehensions`): Python 3.12 has no frames for most of them
-    library    functions of others, in Python, that were entered in the same threads
+    files      files of shmserve/ with an entered function
+    moves      entered functions whose file differs from the file of the function entered before in
+               the same thread; the start of a thread counts as a move. Returns do not count, nor
+               does the order of threads, so the number is the same every time
+    calls      entered functions of shmserve/, with lambdas and each step of a generator function.
+               Comprehensions and generator expressions do not count (`comprehensions`): Python 3.12
+               has no frames for most of them
+    library    entered Python functions of other packages, in the same threads
 
-Only the threads that carry the request are looked at: the connection's, or gRPC's that submits
-the call and the pool's that runs it; the executor's loop. What they do once a second falls into
-some of the requests, and a slow machine makes a receiver look twice: such requests count more.
-Reported is the least that was seen `SAME` times, of at least `MIN_RUNS` requests; what is less
-still is as rare, since threads that meet share what there is to do.
+Only threads on the request's way are counted: the connection's thread, or gRPC's thread that
+submits the call and the pool's thread that runs the call; the executor's loop. Work that these
+threads do once a second falls into some requests, and on a slow machine a receiver looks twice:
+such requests count more. The report has the smallest count that was seen `SAME` times, in at least
+`MIN_RUNS` requests. Smaller counts are rare as well, because threads that meet share their work.
 """
 
 import argparse
@@ -73,7 +74,7 @@ class Recorder:
 
 
 def others_run():
-    """Whether another thread than the caller's runs or could."""
+    """Return whether a thread other than the caller runs or could run."""
     own = threading.get_native_id()
     for thread in Path("/proc/self/task").iterdir():
         if int(thread.name) != own:

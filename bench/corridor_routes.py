@@ -148,8 +148,8 @@ def http_request():
 
 
 def ask_whole(worker, client, request):
-    """As `ask_http`; the loop looks when all has been sent, so that each request is received in
-    as many calls as any other."""
+    """Send a request as `ask_http` does. The loop looks only when everything has been sent, so that
+    each request is received in the same number of calls."""
     sent = threading.Event()
     worker.hub.soon(partial(sent.wait, LIMIT_S))
     client.sendall(request)

@@ -48,7 +48,7 @@ def per_request(before, after, requests):
 
 
 def medians(rounds):
-    """Of several rounds' `per_request`, by role."""
+    """Return the medians of several rounds' `per_request`, by role."""
     roles = sorted({role for costs in rounds for role in costs})
     return {r: statistics.median(costs.get(r, 0.0) for costs in rounds) for r in roles}
 

@@ -1,16 +1,16 @@
-"""What keys and TLS cost over HTTP, in one run: ``python -m bench.doors --help``.
+"""Costs of keys and TLS over HTTP, in one run: ``python -m bench.doors --help``.
 
     open      the server as shipped, one HTTP worker, model `identity`
-    required  the same, keys required of everybody; each request has one
-    tls       the same as open, with TLS (1.3; an ECDSA certificate)
+    required  as `open`, with `keys_required_from = "anyone"` and a key in each request
+    tls       as `open`, with TLS (1.3; an ECDSA certificate)
     both      keys and TLS
 
-One connection, kept, of a client in this process that sends bytes made beforehand: the head in one
-call, JSON part and tensor in another. It reads the answer to one buffer, so with TLS the client
-encrypts and decrypts once each, too, on the same machine: the ratios are of both ends. A round
-measures every case once, the servers right after each other, every second round backwards.
-Reported are medians over the rounds of each round's median time, and their ratios to `open`. The
-first answer of each case is compared byte for byte.
+A client in this process sends prepared bytes over one kept connection: the head in one call, JSON
+part and tensor in another. It receives the answer into one buffer, so with TLS the client also
+encrypts and decrypts once, on the same machine: the ratios are of both ends together. A round
+measures every case once, the servers right after each other, every second round backwards. The
+report has medians over the rounds of each round's median time, and ratios to `open`. The first
+answer of each case is compared byte for byte.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Door:
         stack.callback(self.sock.close)
 
     def request(self, nbytes: int) -> tuple[bytes, bytes]:
-        """Head and body of an inference with a tensor of so many bytes."""
+        """Return head and body of an inference with a tensor of `nbytes` bytes."""
         tensor = {"shape": [nbytes // 4], "datatype": "FP32"}
         document = json.dumps(
             {

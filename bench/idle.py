@@ -29,7 +29,7 @@ START_S, SETTLE_S, STOP_S = 120.0, 3.0, 30.0
 
 
 class Service:
-    """One server on its own port, with the settings as shipped."""
+    """Server on its own port, with the settings as shipped."""
 
     def __init__(self, models, folder):
         self.run_dir = str(folder / "run")

@@ -72,7 +72,7 @@ def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int
 
 
 def ask_grpc(address: str, model: str, seconds: float) -> tuple[list[float], int]:
-    """As `ask_http`."""
+    """Ask over gRPC for a time, as `ask_http` does over HTTP."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="X", datatype="FP32", shape=[64])
     request = pb.ModelInferRequest(
         model_name=model, inputs=[tensor], raw_input_contents=[bytes(256)]

@@ -88,7 +88,7 @@ def beside(port, folders, number, asks):
 
 
 def sockets(folder):
-    """How many sockets a process has."""
+    """Return the number of sockets of a process."""
     found = 0
     for entry in (folder / "fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,24 +1,26 @@
-"""What a chain of three models costs by who chains them: `python -m bench.pipelines [ROUNDS]`.
+"""Costs of a chain of three models, by the party that chains them:
+`python -m bench.pipelines [ROUNDS]`.
 
-Three models that add one to 16 MiB of FP32, each in an executor of its own, asked in these ways, in
-turn in one run, every second round backwards:
+Each of three models adds one to 16 MiB of FP32, in an executor of its own. The chain runs in these
+ways, in turn in one run, every second round backwards:
 
-    ensemble           the three as one ensemble, over HTTP
+    ensemble           the three models as one ensemble, over HTTP
     Triton's calls     a model that calls the three with `InferenceRequest.exec`, over HTTP
-    native calls       the same with `request.call`, over HTTP
-    one by one         a client that asks the three over HTTP, and sends what it was given
-    regions            the same with `shmserve.client`: each answer lies in shared memory, where the
+    native calls       a model that calls the three with `request.call`, over HTTP
+    one by one         a client that calls the three over HTTP, and sends each output back
+    regions            a client with `shmserve.client`: each answer lies in shared memory, where the
                        next model reads it, and requests go over HTTP on the Unix socket
-    lanes              the same, over lanes
-    ensemble, regions  the ensemble with its input and its output there
+    lanes              as `regions`, over lanes
+    ensemble, regions  the ensemble with input and output in regions
 
-HTTP is one kept connection over TCP with binary tensors; its client receives the bytes into a
-buffer that is there already and sends them. Results are checked, off the clock.
+HTTP means one kept connection over TCP with binary tensors. The client receives the bytes into an
+existing buffer, and sends them from there. Results are checked, off the clock.
 
-`beyond` is time that was not the three models' own, which their statistics tell (`compute_infer`).
-`copied` are bytes copied in user space by the receipts of what the client asked: an ensemble's has
-its steps in it, that of a model that calls others only what it has copied itself. What its calls
-copied, `in calls`, is what came to `shmserve_copied_bytes_total` of the three besides.
+`beyond` is the time outside of the three models, whose own time is `compute_infer` of their
+statistics. `copied` counts bytes copied in user space, from the receipts of the client's requests.
+An ensemble's receipt includes the steps; the receipt of a model that calls others does not include
+the calls. Bytes copied by calls, `in calls`, are the remaining growth of the three models'
+`shmserve_copied_bytes_total`.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class HttpCaller:
         return lambda: (self._array, sum([self._ask(model) for model in models]))
 
     def clear(self) -> None:
-        """The next input is zeros."""
+        """Set the next input to zeros."""
         self._array[:] = 0
 
     def _ask(self, model: str) -> int:
@@ -156,7 +158,8 @@ class HttpCaller:
 
 
 def shared_way(client: Client, transport: str, *models: str) -> Way:
-    """As `HttpCaller.way`, of zeros in shared memory. `transport`: how requests should go."""
+    """Return a function as `HttpCaller.way` does, for zeros in shared memory. `transport`: expected
+    way of the requests, "http" or "lane"."""
     zeros = client.empty(COUNT, np.float32)
     zeros[:] = 0
     for model in models:  # from then on the sizes of outputs are known

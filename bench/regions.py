@@ -1,15 +1,16 @@
 """Client shared memory from region to region, in one run: ``python -m bench.regions --help``.
 
-Two questions, one server (`bench/models`), one caller over HTTP, kept alive:
+Two questions, one server (`bench/models`), one caller over HTTP on a kept connection:
 
-    flat   does a request cost the same whatever its size? `untouched` takes the input's and
-           the output's memory and touches neither; p50 by size, and as a ratio to 4 KiB
+    flat   does the cost of a request depend on its size? `untouched` opens the memory of input
+           and output, and touches neither; p50 by size, and as a ratio to 4 KiB
     add    does a model in an executor compute as fast as in the caller's own process?
            `add_one` of 64 MiB FP32 against `numpy.add` in this process: `arrays` on ordinary
            arrays, `mapped` on the very objects that the executor works on
 
-Sizes and contestants take turns, every second round backwards. Each answer's receipt is
-checked: the server must have copied nothing. Medians; only ratios within one run mean anything.
+Sizes and contestants take turns, every second round backwards. The bench checks each answer's
+receipt: the server must have copied nothing. Figures are medians; only ratios within one run mean
+anything.
 """
 
 import argparse

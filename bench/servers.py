@@ -29,7 +29,7 @@ NAMES = ("shmserve", *RIVALS)
 
 
 class Server:
-    """One server on its own port, with `workers` HTTP workers."""
+    """Server on its own port, with `workers` HTTP workers."""
 
     def __init__(self, name, workers, directory):
         self.name = name

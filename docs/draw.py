@@ -83,26 +83,26 @@ def picture(edges: list[tuple[str, str, str]]) -> str:
 
 def config_table() -> str:
     """Return a table of the fields of config.pbtxt: a row for each message with its honoured
-    fields, and a row for each field that is not. Parts of a refused field are left out."""
+    fields, and a row for all fields of one verdict. Parts of a refused field are left out."""
     honoured: dict[str, list[str]] = {}
-    rows = []
+    verdicts: dict[str, str] = {}
     for path in schema_paths():
         message, _, part = path.partition(".")
         if path in NO_EFFECT:
-            rows.append(f"| `{path}` | no effect: {NO_EFFECT[path]} |")
+            verdicts[path] = f"no effect: {NO_EFFECT[path]}"
         elif path in HINTS:
-            rows.append(f"| `{path}` | refused: {HINTS[path]} |")
+            verdicts[path] = f"refused: {HINTS[path]}"
         elif path in SUPPORTED:
-            if message not in honoured:
-                honoured[message] = []
-                rows.append(message)
+            verdicts.setdefault(message, "honoured")
             if part and not any(other.startswith(f"{path}.") for other in SUPPORTED):
-                honoured[message].append(f"`{part}`")
-    lines = ["| field | |", "|---|---|"]
-    for row in rows:
-        parts = ": " + ", ".join(honoured[row]) if honoured.get(row) else ""
-        lines.append(f"| `{row}` | honoured{parts} |" if row in honoured else row)
-    return "\n".join(lines)
+                honoured.setdefault(message, []).append(f"`{part}`")
+    for message, parts in honoured.items():
+        verdicts[message] += ": " + ", ".join(parts)
+    rows: dict[str, list[str]] = {}
+    for path, verdict in verdicts.items():
+        rows.setdefault(verdict, []).append(f"`{path}`")
+    lines = [f"| {', '.join(fields)} | {verdict} |" for verdict, fields in rows.items()]
+    return "\n".join(["| field | |", "|---|---|", *lines])
 
 
 def drawings() -> dict[str, dict[str, str]]:

@@ -30,6 +30,20 @@ OUTSIDE = {
 # Old page -> section -> new page, with "#section" where that has another name: readers of the old
 # address are sent on
 MOVED = {
+    "ARCHITECTURE.md": {
+        "1-processes": "ARCHITECTURE.md#processes",
+        "2-planes": "ARCHITECTURE.md#in-ten-minutes",
+        "3-memory": "ARCHITECTURE.md#memory",
+        "4-registry": "ARCHITECTURE.md#registry",
+        "6-invariants": "ARCHITECTURE.md#invariants",
+        "7-where-things-live": "ARCHITECTURE.md#where-to-change-what",
+        "a-models-revisions": "ARCHITECTURE.md#registry",
+        "a-slots-life": "ARCHITECTURE.md#memory",
+        "an-instances-life": "ARCHITECTURE.md#registry",
+        "cuda-regions": "ARCHITECTURE.md#regions-client-memory",
+        "messages": "messages.md#messages-between-processes",
+        "the-first-page": "ARCHITECTURE.md#in-ten-minutes",
+    },
     "cli.md": {"who-is-who": "cli.md#process-names"},
     "client.md": {
         "lanes": "shared_memory.md",
@@ -40,7 +54,6 @@ MOVED = {
         "answers": "http_api.md",
         "decoupled-models": "model_config.md",
         "ensembles": "model_config.md",
-        "errors": "http_api.md",
         "generate-and-generate_stream": "http_api.md",
         "grpc": "grpc_api.md#the-service",
         "grps": "grps.md#what-grps-clients-find",
@@ -52,7 +65,6 @@ MOVED = {
         "modelinfer-messages": "grpc_api.md",
         "modelstreaminfer": "grpc_api.md",
         "onnx-models": "model_config.md",
-        "python-models": "python_models.md#how-tensors-and-calls-behave",
         "rate-limiter": "model_config.md",
         "requests": "http_api.md",
         "response-cache": "model_config.md",
@@ -65,15 +77,35 @@ MOVED = {
         "where-grpss-servers-differ-or-we-differ-from-them": "grps.md",
         "which-model": "grps.md",
     },
+    "dashboard.md": {"safety": "dashboard.md#restrict-it"},
+    "from_mlserver.md": {"a-model-of-mlservers": "from_mlserver.md#rewrite-a-model-of-mlservers"},
+    "from_triton.md": {
+        "first-ask": "from_triton.md#check-the-repository",
+        "then-a-client-unchanged": "from_triton.md#run-a-client-unchanged",
+        "then-the-options": "from_triton.md#translate-the-options",
+        "what-will-look-different": "from_triton.md#what-behaves-differently",
+    },
+    "index.md": {"two-commands": "index.md#begin"},
     "operations.md": {
         "a-new-version-of-the-server": "reload.md",
         "models-settings-versions": "reload.md#a-model",
         "monitoring": "monitoring.md#what-to-look-at",
     },
+    "performance.md": {
+        "what-it-costs": "performance.md#what-shmserve-costs",
+        "when-not-to-use-this-server": "performance.md#when-not-to-use-shmserve",
+        "where-it-pays": "performance.md#where-shmserve-is-faster",
+    },
+    "python_models.md": {"tritons-public-models": "compatibility.md#python-models"},
+    "remote_models.md": {"a-second-node": "benchmarks.md#results-starting-and-resting"},
+    "scale.md": {"from-one-host-to-a-thousand-in-steps": "scale.md#which-setup-for-how-many-hosts"},
     "security.md": {
         "keys": "keys.md",
         "tls": "keys.md",
+        "what-is-told-to-a-collector": "security.md#what-the-server-sends-elsewhere",
     },
+    "statistics.md": {"who-counts-what": "statistics.md#what-is-counted"},
+    "tutorial.md": {"what-is-going-on-in-there": "tutorial.md#see-what-the-server-does"},
 }
 _NAMES = {page: path for path, page in OUTSIDE.items()}
 _LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)#:\s]*)(#[^)\s]*)?\)")
@@ -130,11 +162,16 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Raises PluginError: a moved section's new address is no section of the site."""
-    for moved in MOVED.values():
+    """Raises PluginError: a moved section's new address is no section of the site, or the section
+    has come back to its old page."""
+    site = Path(config.site_dir)
+    for old_page, moved in MOVED.items():
+        text = (site / old_page).with_suffix(".html").read_text()
         for old, new in moved.items():
+            if f'id="{old}"' in text:
+                raise PluginError(f"MOVED in docs/site_hooks.py: {old_page} has a section {old}")
             page, section = _target(old, new)
-            if f'id="{section}"' not in (Path(config.site_dir) / f"{page}.html").read_text():
+            if f'id="{section}"' not in (site / f"{page}.html").read_text():
                 raise PluginError(f"MOVED in docs/site_hooks.py: {new} has no section {section}")
 
 

@@ -16,19 +16,9 @@ from shmserve.config import CONFIG_VARIABLE
 from shmserve.errors import ShmserveError
 
 TABLES = (
-    "processes",
-    "models",
-    "segments",
-    "slots",
-    "queues",
-    "resources",
-    "cache",
-    "regions",
-    "stats",
-    "gpus",
-    "monitor",
-    "events",
-)
+    "processes", "models", "segments", "slots", "queues", "resources", "cache", "regions",
+    "stats", "gpus", "monitor", "events",
+)  # fmt: skip
 DOORS = ("http", "grpc", "region", "lane")  # transports that `measure` can use
 ERROR = 2  # exit status of a failed command; 1: the command ran and the answer is no
 
@@ -60,55 +50,62 @@ def parser() -> argparse.ArgumentParser:
 
     serve = command("serve", "serving.serve", "run the server (gunicorn) in the foreground")
     serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
-    command(
-        "reload", "serving.reload", "have a running service replace its processes (setting reload)"
-    )
+    command("reload", "serving.reload", "replace processes of a running service (setting reload)")
     init = command(
         "init", "serving.init", "make a model repository with examples, and a settings file"
     )
-    init.add_argument("folder", metavar="DIR", help="an empty folder, or one to be made")
+    init.add_argument("folder", metavar="DIR", help="an empty folder, or a new one")
     units = command(
-        "units", "serving.units", "write systemd's units for this environment, as a service"
+        "units", "serving.units", "write systemd units that run this environment as a service"
     )
-    units.add_argument("root", metavar="ROOT", help="what to write below: /, or a folder to look")
+    units.add_argument("root", metavar="ROOT", help="root of the files: /, or a folder for a trial")
     units.add_argument("--prefix", default="/usr/local", metavar="DIR", help="default: /usr/local")
-    units.add_argument("--app", metavar="DIR", help="another environment, or a link to this one")
+    units.add_argument(
+        "--app", metavar="DIR", help="environment for the units, such as a link to this one"
+    )
     check = command("check", "inspecting.check", "check the settings and every model folder")
     check.add_argument(
-        "--load", action="store_true", help="load each model, too, in a process of its own"
+        "--load", action="store_true", help="also load each model, in a process of its own"
     )
-    index = command("index", "inspecting.index", "list a repository that a web server is to offer")
-    index.add_argument("folder", metavar="DIR", help="the repository; index.json is written there")
+    index = command("index", "inspecting.index", "list the files of a repository for a web server")
+    index.add_argument("folder", metavar="DIR", help="folder of the repository, for index.json")
     settings = command(
-        "settings", "inspecting.settings_reference", "show the settings and where they are from"
+        "settings", "inspecting.settings_reference", "show the settings in effect and their sources"
     )
     settings.add_argument("names", nargs="*", metavar="NAME", help="explain these settings")
     shown = settings.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="one JSON array instead of a table")
-    shown.add_argument("--markdown", action="store_true", help="the reference of all settings")
+    shown.add_argument(
+        "--markdown", action="store_true", help="print the reference of all settings"
+    )
     doctor = command(
-        "doctor", "inspecting.doctor", "say what this host has and lacks, GPUs included"
+        "doctor", "inspecting.doctor", "tell what this host has and lacks, GPUs included"
     )
     doctor.add_argument("--gpu", action="store_true", help="fail unless GPUs can be used")
     doctor.add_argument("--json", action="store_true", help="one JSON array instead of lines")
-    _add_show(command("show", "operating.show", "ask a running server what is going on"))
+    _add_show(command("show", "operating.show", "show the state of a running server"))
     for name, text in (
-        ("load", "have a running server load a model, or load it anew"),
-        ("unload", "have a running server unload a model"),
-        ("ready", "say whether a running server, or one model of it, is ready (status 1: not)"),
+        ("load", "load a model in a running server, for the first time or anew"),
+        ("unload", "unload a model in a running server"),
+        (
+            "ready",
+            "tell whether a running server, or one of its models, is ready (status 1: not ready)",
+        ),
     ):
         subparser = command(name, "operating.model_commands", text)
         subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(subparser)
-        subparser.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
+        subparser.add_argument(
+            "--key-file", metavar="FILE", help="file with the key to send (docs/keys.md)"
+        )
         if name == "ready":
             subparser.add_argument(
-                "--wait", type=float, default=0.0, metavar="S", help="for so long"
+                "--wait", type=float, default=0.0, metavar="S", help="seconds to wait for readiness"
             )
     _add_measure(
-        command("measure", "measuring.measure", "send a model generated requests and time them")
+        command("measure", "measuring.measure", "send generated requests to a model, and time them")
     )
-    _add_key(command("key", "serving.key", "make keys for those who call"))
+    _add_key(command("key", "serving.key", "make keys for callers"))
     _add_cluster(command("cluster", "serving.cluster", "serve on the nodes of a Ray cluster"))
     complete = command("completion", "shell_completion", "print a completion script for a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -116,13 +113,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_show(show: argparse.ArgumentParser) -> None:
-    show.add_argument("what", choices=(*TABLES, "top"), help="a table, or top: a live view")
+    show.add_argument("what", choices=(*TABLES, "top"), help="a table, or top for a live view")
     show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     show.add_argument(
-        "--limit", type=int, metavar="N", help="at most so many rows; of events the latest"
+        "--limit", type=int, metavar="N", help="largest number of rows; for events the latest"
     )
     show.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="of top: seconds between looks"
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="for top: seconds between two updates",
     )
 
 
@@ -143,13 +144,19 @@ def _add_measure(measure: argparse.ArgumentParser) -> None:
         default=list(DOORS),
         help="http, grpc, region (shared memory over HTTP), lane; default: all",
     )
-    measure.add_argument("--seconds", type=float, default=5.0, help="of each way, at most")
-    measure.add_argument("--requests", type=int, default=1_000_000, help="of each way, at most")
+    measure.add_argument("--seconds", type=float, default=5.0, help="longest time for each way")
+    measure.add_argument(
+        "--requests", type=int, default=1_000_000, help="most requests on each way"
+    )
     measure.add_argument("--concurrency", type=int, default=1, help="requests at a time")
     measure.add_argument("--batch", type=int, default=1, help="rows of a model that has batches")
-    measure.add_argument("--size", type=int, default=1, help="what stands for a variable dimension")
+    measure.add_argument("--size", type=int, default=1, help="size of variable dimensions")
     measure.add_argument(
-        "--input", action="append", default=[], metavar="NAME=FILE.npy", help="instead of made ones"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="array for an input, instead of a generated one",
     )
     measure.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     measure.add_argument("--svg", metavar="FILE", help="draw latencies over time")
@@ -158,19 +165,23 @@ def _add_measure(measure: argparse.ArgumentParser) -> None:
 def _add_key(key: argparse.ArgumentParser) -> None:
     what = key.add_subparsers(dest="what", required=True)
     new = what.add_parser("new", help="make a key, print it once, and add its hash to the file")
-    new.add_argument("name", help="whose it is: letters, digits, - and _")
-    new.add_argument("--scopes", default="use", help="of use,register,change,send-models")
-    new.add_argument("--days", type=int, help="until it expires; default: never")
+    new.add_argument("name", help="name of the holder: letters, digits, - and _")
+    new.add_argument(
+        "--scopes",
+        default="use",
+        help="one or more of use,register,change,send-models; default: use",
+    )
+    new.add_argument("--days", type=int, help="days until the key expires; default: never")
     new.add_argument("--file", help="default: the setting keys_file")
 
 
 def _add_cluster(cluster: argparse.ArgumentParser) -> None:
     what = cluster.add_subparsers(dest="what", required=True)
     for name, text in (
-        ("up", "start a service on each node, or change which models they serve"),
-        ("status", "say what is where (status 1: a model has no replica that is ready)"),
-        ("down", "end all services, their requests first"),
-        ("haproxy", "print the configuration of a HAProxy before the cluster"),
+        ("up", "start a service on each node, or change the models and replicas"),
+        ("status", "show the nodes and their models (status 1: a model has no ready replica)"),
+        ("down", "end all services after their requests"),
+        ("haproxy", "print a configuration for the cluster's HAProxy"),
     ):
         subparser = what.add_parser(name, help=text, description=text)
         subparser.add_argument("file", metavar="FILE", help="cluster.toml")

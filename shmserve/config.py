@@ -217,11 +217,8 @@ def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
     """Return the folder of files that outlive the service: the setting, systemd's, or the run
     directory."""
     environ = os.environ if environ is None else environ
-    if settings.state_dir:
-        return os.path.abspath(settings.state_dir)
-    if environ.get("STATE_DIRECTORY"):
-        return environ["STATE_DIRECTORY"].split(":")[0]
-    return base_dir(settings, environ)
+    found = folder(environ, settings.state_dir, "STATE_DIRECTORY")
+    return found or base_dir(settings, environ)
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
@@ -237,10 +234,15 @@ def base_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> st
     """Return the service's run directory: the setting, systemd's, the user's, or one below
     /tmp."""
     environ = os.environ if environ is None else environ
-    if settings.run_dir:
-        return os.path.abspath(settings.run_dir)
-    if environ.get("RUNTIME_DIRECTORY"):
-        return environ["RUNTIME_DIRECTORY"].split(":")[0]
-    if environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(environ["XDG_RUNTIME_DIR"], "shmserve")
-    return f"/tmp/shmserve-{os.getuid()}"
+    found = folder(environ, settings.run_dir, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
+    return found or f"/tmp/shmserve-{os.getuid()}"
+
+
+def folder(environ: Mapping[str, str], given: str, systemd: str, user: str = "") -> str:
+    """Return the folder that a setting gives, or else a variable of systemd's, or a folder of ours
+    below that of a user's variable. Return "" if none is set."""
+    if given:
+        return os.path.abspath(given)
+    if environ.get(systemd):
+        return environ[systemd].split(":")[0]
+    return os.path.join(environ[user], "shmserve") if environ.get(user) else ""

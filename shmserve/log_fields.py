@@ -11,6 +11,7 @@ LogFields lists every field that a log call may have, so mypy finds a misspelled
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TypedDict, Unpack
 
 ATTRIBUTE = "shmserve_fields"  # of a log record: a model's records, for one, may have `fields`
@@ -66,6 +67,12 @@ def with_fields(message: str, fields: Mapping[str, object]) -> str:
     Values that are not printable, or that could be taken for a field, are quoted.
     """
     return " ".join((message, *(f"{name}={_text(value)}" for name, value in fields.items())))
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time since the epoch as ISO 8601, in UTC, with milliseconds."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def _text(value: object) -> str:

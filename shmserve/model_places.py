@@ -35,13 +35,9 @@ def single_dir(settings: Settings) -> str:
 def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
     """Return the folder of fetched models: the setting, systemd's, or the user's."""
     environ = os.environ if environ is None else environ
-    if settings.repository_cache_dir:
-        return os.path.abspath(settings.repository_cache_dir)
-    if environ.get("CACHE_DIRECTORY"):
-        return environ["CACHE_DIRECTORY"].split(":")[0]
-    if environ.get("XDG_CACHE_HOME"):
-        return os.path.join(environ["XDG_CACHE_HOME"], "shmserve")
-    return os.path.join(os.path.expanduser("~"), ".cache", "shmserve")
+    given = settings.repository_cache_dir
+    found = config.folder(environ, given, "CACHE_DIRECTORY", "XDG_CACHE_HOME")
+    return found or os.path.join(os.path.expanduser("~"), ".cache", "shmserve")
 
 
 def repository_paths(settings: Settings) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from shmserve.observe import logs
+from shmserve.testing.model_files import Make, model_maker
 from shmserve.testing.running_server import STARTED, RunningServer, remove_folders, segments_left
 from tests.needs import NEEDS
 
@@ -135,3 +136,9 @@ def conformance_server() -> Iterator[RunningServer]:
 def own_server() -> Iterator[RunningServer]:
     """A server of the test's own, to be treated badly; must leave nothing all the same."""
     yield from _serve(RunningServer(HERE / "repositories" / "basic", grpc_processes=0))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Maker of folders of models."""
+    return model_maker(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -157,6 +158,15 @@ class Rig:
         self.served.start()
         self.client = Client(self.target)
         self.threads = ThreadPoolExecutor(16)
+
+    def hold(self, gate: threading.Event) -> None:
+        """Have the model `identity` wait for the gate."""
+
+        def wait(given: Any) -> Any:
+            assert gate.wait(WATCHDOG_S)
+            return fake_models.identity(given)
+
+        self.dispatcher.functions["identity"] = wait
 
     def __enter__(self) -> Rig:
         return self

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 from shmserve.testing.running_server import RunningServer, wait_until
@@ -52,3 +54,9 @@ def given_up(server: RunningServer, model: str) -> int:
     labels = f'(?=[^}}]*model="{model}")(?=[^}}]*reason="(?:cancelled|deadline)")[^}}]*'
     sample = rf"^shmserve_request_failures_total\{{{labels}\}} (\S+)"
     return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
+
+
+def kill_executor(server: RunningServer, instance: str) -> None:
+    (pid,) = server.pids(f"executor {instance}")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in server.processes(), "it lives on")

@@ -87,4 +87,6 @@ def _dict(source: str, name: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    FACTS.write_text(json.dumps(gather(Path(sys.argv[1])), indent=1) + "\n")
+    kinds = gather(Path(sys.argv[1])).items()
+    lines = [f"{json.dumps(kind)}: {json.dumps(facts)}" for kind, facts in kinds]
+    FACTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -138,7 +138,7 @@ class GrpcCaller:
         return answer, elapsed
 
     def register(self, name, memory):
-        """As `Caller.register`."""
+        """Register memory, as `Caller.register` does."""
         message = pb.CudaSharedMemoryRegisterRequest(
             name=name, raw_handle=memory.handle, device_id=0, byte_size=memory.nbytes
         )
@@ -148,7 +148,7 @@ class GrpcCaller:
         self.call("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name=name))
 
     def seconds(self, model, source, target, nbytes):
-        """As `Caller.seconds`."""
+        """Return the seconds of one request, as `Caller.seconds` does."""
         message = pb.ModelInferRequest(model_name=model)
         tensor = message.inputs.add(name="IN", datatype="FP32", shape=[nbytes // 4])
         for entry, region in ((tensor, source), (message.outputs.add(name="OUT"), target)):
@@ -157,7 +157,7 @@ class GrpcCaller:
         return self.call("ModelInfer", message)[1]
 
     def seconds_binary(self, model, array):
-        """As `Caller.seconds_binary`, with the tensors in the messages."""
+        """Return the seconds of one request with the tensors in the messages."""
         message = pb.ModelInferRequest(model_name=model, raw_input_contents=[array.tobytes()])
         message.inputs.add(name="IN", datatype="FP32", shape=[len(array)])
         answer, elapsed = self.call("ModelInfer", message)

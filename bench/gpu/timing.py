@@ -1,4 +1,4 @@
-"""What times are told as, and where nothing can be told of them."""
+"""Forms of times in the output. Without a real GPU there are no times."""
 
 import os
 import statistics
@@ -11,7 +11,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def summary(seconds):
-    """Median and tenths, in milliseconds."""
+    """Return median and tenths, in milliseconds."""
     if FAKE:
         return NO_TIMING
     low, *_, high = statistics.quantiles(seconds, n=10)
@@ -24,14 +24,14 @@ def milliseconds(seconds):
 
 
 def ratio(numerator, denominator):
-    """Of two medians."""
+    """Return the ratio of two medians."""
     if FAKE:
         return NO_TIMING
     return round(statistics.median(numerator) / statistics.median(denominator), 3)
 
 
 def rate(nbytes, seconds):
-    """GB/s."""
+    """Return the rate in GB/s."""
     return NO_TIMING if FAKE else round(nbytes / statistics.median(seconds) / 1e9, 2)
 
 

@@ -1,8 +1,8 @@
-"""What a GRPS server over HTTP is without a data plane: Flask, json_format, an echo.
+"""GRPS server over HTTP without a data plane: Flask, json_format, an echo.
 
     python -m bench.rivals.flask_app PORT
 
-Decodes and encodes as GRPS's documentation describes and runs no model at all.
+The server decodes and encodes as GRPS's documentation describes, and runs no model.
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ import numpy as np
 from shmserve._generated import grpc_service_pb2 as pb
 
 THREADS = 16
-UNBOUNDED = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
+UNBOUNDED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
 def model(requests, answers, parent):
@@ -74,9 +71,7 @@ def main(address):
     server = grpc.server(ThreadPoolExecutor(THREADS), options=UNBOUNDED)
     handlers = {
         "Pickle": grpc.unary_unary_rpc_method_handler(
-            pickled.infer,
-            pb.ModelInferRequest.FromString,
-            pb.ModelInferResponse.SerializeToString,
+            pickled.infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
         ),
         "Empty": grpc.unary_unary_rpc_method_handler(lambda request, context: b""),
     }

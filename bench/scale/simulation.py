@@ -55,7 +55,7 @@ class Assumptions:
 
 @dataclass
 class Replica:
-    """One model on one host: a queue before one executor."""
+    """Replica of a model on a host: a queue before one executor."""
 
     host: Host
     loaded_at: float
@@ -94,7 +94,7 @@ class Series:
 
 
 class Simulation:
-    """One run. The same assumptions give the same figures, except the times of decisions."""
+    """Run of the simulation. Equal assumptions give equal figures, except decision times."""
 
     def __init__(self, given: Assumptions) -> None:
         self.given = given

@@ -1,5 +1,5 @@
 /* Lane client in C: sends requests to a model with one FP32 input and one FP32 output over a lane,
- * with tensors in shared memory, and prints the median time. docs/client.md describes the wire format.
+ * with tensors in shared memory, and prints the median time. docs/shared_memory.md describes the wire format.
  *
  *     cc -O2 -o lane lane.c
  *     ./lane /run/shmserve-client/client.sock echo IN OUT 262144 1000

@@ -203,11 +203,7 @@ class AsyncClient:
         return await self._ask(self._client.models, timeout=timeout)
 
     async def load(
-        self,
-        model: str,
-        config: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
+        self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> None:
         """Load a model and wait until it is ready, as `Client.load`."""
         await self._ask(self._client.load, model, config, timeout=timeout)

@@ -40,7 +40,7 @@ def generate_request(call: ClientCall, model: DescribedModel) -> bytes:
     document: dict[str, Any] = {tensor.name: _json(tensor) for tensor in call.inputs}
     for key, value in (("id", call.request_id), ("parameters", dict(call.parameters or {}))):
         if value and key in names:
-            raise InferenceError(0, f"the model has an input '{key}', which hides the request's")
+            raise InferenceError(0, f"the model's input '{key}' hides the request's '{key}'")
         if value:
             document[key] = value
     return json.dumps(document).encode()

@@ -186,10 +186,7 @@ class RequestAttempt:
         return {HEADER_LENGTH: str(len(head))} if body else {}, [head, *body]
 
     def lane_request(
-        self,
-        parameters: Mapping[str, Any] | None,
-        request_id: str,
-        stream: bool = False,
+        self, parameters: Mapping[str, Any] | None, request_id: str, stream: bool = False
     ) -> LaneRequest | None:
         """Return the request for a lane. Return None if a tensor is too large for the lane's
         messages and has no place in shared memory.

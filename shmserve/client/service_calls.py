@@ -59,11 +59,7 @@ class ServiceCalls:
         return self._post("index", {}, timeout)
 
     def load(
-        self,
-        model: str,
-        config: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
+        self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> None:
         """Load a model, or load it anew, and return when it is ready. The server must allow
         explicit loading (`model_control = "explicit"`).

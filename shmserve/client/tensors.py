@@ -117,7 +117,7 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
     # object elements, because numpy makes floats of integers beyond 2**63
     exact: Any = np.asarray(value, np.object_)
     if any(isinstance(number, float) for number in exact.flat):
-        raise ValueError(f"input '{name}': fractions are no {datatype}, which the model wants")
+        raise ValueError(f"input '{name}': fractions do not fit {datatype}, which the model wants")
     limits = np.iinfo(dtype)
     if any(not limits.min <= number <= limits.max for number in exact.flat):
         raise ValueError(f"input '{name}': numbers beyond {datatype}, which the model wants")

@@ -99,7 +99,9 @@ def read(path: str) -> ClusterFile:
     for name in names:
         of_model = _declared(f"models_{name}_", ModelTable)
         if both := declared.keys() & of_model.keys():
-            raise ConfigError(f"models: {min(both)} in {path} would be of {name} and of another")
+            raise ConfigError(
+                f"models: {min(both)} in {path} could belong to {name} or to another model"
+            )
         declared |= of_model
     source = Sources(declared, {}, {})
     source.take_file(path, "the command")

@@ -103,7 +103,7 @@ def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
     actor = _controller(ray_nodes, file.settings.name)
     if not _answer(ray_nodes, actor.has_nodes_of.remote(file.settings)):
         raise ConfigError(
-            "[service] or [nodes] differs from what runs: `shmserve cluster down` first"
+            "[service] or [nodes] differs from the running cluster: `shmserve cluster down` first"
         )
     ray_nodes.ray.kill(actor)
 

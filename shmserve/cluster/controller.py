@@ -111,7 +111,7 @@ class Controller:
                 self.tick()
             # keep looping: the next round may succeed, and no other thread runs rounds
             except Exception:
-                _log.exception("the cluster could not be looked after")
+                _log.exception("a round of the controller failed")
             self._end.wait(max(0.0, begun + self._settings.interval_s - time.monotonic()))
 
     def tick(self) -> None:

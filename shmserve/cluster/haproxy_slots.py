@@ -119,7 +119,9 @@ def _of_backend(
     for address, slot in zip(by_place.values(), free, strict=False):
         yield from _fill(f"{name}/{slot.server}", address, wanted[address])
     if len(by_place) > len(free):
-        problems.append(f"backend {name}: {len(by_place) - len(free)} nodes more than it has slots")
+        problems.append(
+            f"backend {name}: {len(by_place) - len(free)} slots are missing (haproxy_slots)"
+        )
 
 
 def _known(slot: ServerSlot) -> bool:

@@ -139,7 +139,7 @@ class ToldBalancer:
             except Unavailable as ex:
                 problems = (ex.message,)
             except Exception as ex:  # keep the thread, the only one for this balancer
-                _log.exception("balancer %s could not be told", self._balancer.address)
+                _log.exception("balancer %s could not be updated", self._balancer.address)
                 problems = (f"balancer {self._balancer.address}: {type(ex).__name__}",)
             for problem in problems:
                 if problem not in self.problems:

@@ -85,19 +85,19 @@ class _State:
         self.grpc_up = False
 
     def ended(self) -> None:
-        """The process of the service has ended."""
+        """Record that the process of the service has ended."""
         self.up, self.ready, self.counts = False, frozenset(), {}
 
     def order(self, orders: frozenset[str]) -> None:
-        """These models are to be loaded, and no others."""
+        """Record the models to load. All other models are to be unloaded."""
         self.orders = orders
 
     def note(self, problem: str) -> None:
-        """Something is wrong with the service."""
+        """Record a problem of the service."""
         self.problem = problem
 
     def looked_at_grpc(self, accepts: bool) -> None:
-        """The port of gRPC was tried."""
+        """Record whether the gRPC port accepted a connection."""
         self.grpc_up = accepts
 
     def missed(self, error: Exception) -> None:

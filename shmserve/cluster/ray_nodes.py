@@ -100,9 +100,7 @@ class RayNodes:
         for actor in actors:
             ray.kill(actor)
         if late:
-            raise Unavailable(
-                f"{len(late)} of {len(ends)} nodes have not told in time of their end"
-            )
+            raise Unavailable(f"{len(late)} of {len(ends)} nodes did not report their end in time")
 
     def _named(self) -> list[Any]:
         """Return the live actors of this cluster's nodes, also actors started by other
@@ -155,7 +153,7 @@ def at_the_head() -> NodeAffinitySchedulingStrategy:
     without a head node. Raise Unavailable if no head node is alive."""
     heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
     if not heads:
-        raise Unavailable("this Ray has no head's node that lives")
+        raise Unavailable("this Ray has no living head node")
     return NodeAffinitySchedulingStrategy(heads[0], soft=False)
 
 

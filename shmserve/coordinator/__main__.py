@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--epoch", required=True)
-    parser.add_argument("--grpc-unserved", default="", help="why no gRPC process serves")
+    parser.add_argument("--grpc-unserved", default="", help="reason why no gRPC process serves")
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle("shmserve: coordinator")

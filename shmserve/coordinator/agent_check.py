@@ -25,7 +25,7 @@ SETTING = "agent_bind"
 _MAX_CONNECTIONS = 64  # answered connections still open, at most
 _BURST = 16  # most connections accepted before other events get a turn
 _PATIENCE_S = 1.0  # time for a peer to close
-_KEPT_S = 0.1  # time for which one answer is given to every peer
+_KEPT_S = 0.1  # age up to which an answer is given to further peers
 _READ_BYTES = 4096
 
 

@@ -246,7 +246,7 @@ class CoordinatorLoop:
                 before = RegistryReader(rundir.serving(self._base_dir)).current()
                 settings = desired_models.continued(settings, before)
             except (Unavailable, UnreadableMessage) as ex:
-                _log.warning("the generation before does not say what it has loaded: %s", ex)
+                _log.warning("the old generation does not tell its loaded models: %s", ex)
         return desired_models.choose(settings, library.scan)
 
     def _connect_predecessor(self, launch: Launch, parts: Parts) -> Predecessor:

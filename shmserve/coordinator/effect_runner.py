@@ -64,7 +64,7 @@ class EffectRunner(Struct, frozen=True):
     def look(self) -> None:
         """Once a second, retry the checkpoint and the publication if the run directory had no
         space."""
-        if self._checkpoint.late:
+        if self._checkpoint.file.late:
             self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
-        self._checkpoint.keep_room()
+        self._checkpoint.file.keep_room()
         self._publication.look()

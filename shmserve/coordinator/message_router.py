@@ -20,11 +20,7 @@ from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
 from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.protocol.control.model_messages import LoadModel, ModelsFetched, UnloadModel
-from shmserve.protocol.control.region_messages import (
-    DropRegions,
-    SharedRegions,
-    StoredRegions,
-)
+from shmserve.protocol.control.region_messages import DropRegions, SharedRegions, StoredRegions
 from shmserve.transport.channel import close_all
 
 _log = logging.getLogger(__name__)

@@ -105,6 +105,6 @@ def accept(listener: socket.socket, buffer: memoryview) -> ProcessConnection | N
     connection = ProcessConnection(sock, buffer)
     if connection.uid not in (0, os.geteuid()):
         connection.close()
-        _log.warning("refused a peer of another user %d", connection.uid)
+        _log.warning("refused a connection from another user, uid %d", connection.uid)
         return None
     return connection

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 
+from msgspec import Struct
+
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.coordinator import assembly
@@ -35,24 +37,15 @@ def survey(settings: Settings, library: Library) -> dict[str, str]:
         return {}
 
 
-class RemoteStart:
+class RemoteStart(Struct):
     """Reacts to rounds of the fetcher. `waiting`: true while no model is served yet."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        library: Library,
-        background: Background,
-        parts: Parts,
-        tried: dict[str, str],
-        waiting: bool,
-    ) -> None:
-        self._settings = settings
-        self._library = library
-        self._background = background
-        self._parts = parts
-        self._tried = tried
-        self._waiting = waiting
+    _settings: Settings
+    _library: Library
+    _background: Background
+    _parts: Parts
+    _tried: dict[str, str]
+    _waiting: bool
 
     def fetched(self, message: ModelsFetched) -> None:
         """Take in the end of a round."""

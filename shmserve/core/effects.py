@@ -53,7 +53,7 @@ def given_up(instance: str, reason: str) -> LogForOperators:
 
 
 class Forget(Struct, frozen=True):
-    """Forget ended instances, and the files of their load request (empty: none)."""
+    """Forget ended instances, and the files of their load request (empty: no files)."""
 
     instances: tuple[str, ...]
     overrides: str

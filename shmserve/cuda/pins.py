@@ -17,7 +17,7 @@ from shmserve.cuda.runtime import text_of
 
 _log = logging.getLogger(__name__)
 
-_WORTH_IT = 64 * 1024  # bytes; the driver's own copies are as fast for less
+_WORTH_IT = 64 * 1024  # bytes; smaller copies are as fast through the driver's own buffers
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 
 
@@ -62,7 +62,7 @@ class _Pin(Struct):
     used: float = 0.0
 
     def use(self) -> int:
-        """A copy begins. Return the address that is registered."""
+        """Note the start of a copy, and return the registered address."""
         self.used = time.monotonic()
         return self.address
 

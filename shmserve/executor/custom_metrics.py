@@ -332,7 +332,7 @@ class CustomMetrics:
             try:
                 self._publish()
             except ArenaExhausted as ex:  # unlikely: the new table is smaller than before
-                log.error("metrics that are gone are still shown: %s", ex.message)
+                log.error("deleted metrics are still shown: %s", ex.message)
 
     # -------------------------------------------------------------- publication
 
@@ -372,9 +372,9 @@ class CustomMetrics:
 
     def _check_text(self, what: str, text: str) -> None:
         if not isinstance(text, str):
-            raise InvalidArgument(f"the {what} is no text")
+            raise InvalidArgument(f"the {what} is not a string")
         if text.encode(errors="replace").decode() != text:
-            raise InvalidArgument(f"the {what} is no UTF-8")
+            raise InvalidArgument(f"the {what} is not UTF-8")
         if len(text) > MAX_TEXT:
             raise InvalidArgument(f"the {what} has {len(text)} characters, more than {MAX_TEXT}")
 

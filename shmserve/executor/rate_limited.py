@@ -16,12 +16,7 @@ from msgspec import UNSET
 
 from shmserve import ids
 from shmserve.config import Settings
-from shmserve.core.scheduling.rate_limit_policy import (
-    RateLimit,
-    amounts,
-    check_amounts,
-    rate_limit,
-)
+from shmserve.core.scheduling.rate_limit_policy import RateLimit, amounts, check_amounts, rate_limit
 from shmserve.protocol.control.link_messages import AcquireResources, ReleaseResources
 from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.protocol.triton_config import instance_groups

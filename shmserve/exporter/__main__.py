@@ -91,7 +91,7 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process)
     resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
-    link = Link(run_dir, "exporter", process, _handlers())
+    link = Link(run_dir, "exporter", process, LinkHandlers())
     spans = SpanExport(settings, resource)
     intake = Intake(run_dir, spans.put, stop.fd)
     numbers = None
@@ -126,15 +126,6 @@ def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_
                 return
 
 
-def _handlers() -> LinkHandlers:
-    return LinkHandlers(
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_message=lambda message: None,
-    )
-
-
 class Numbers:
     """Source of metrics: the families that a scrape of `/metrics` returns, and counts of exported
     spans. Raises the same errors as a scrape."""
@@ -146,7 +137,7 @@ class Numbers:
 
     def __call__(self) -> Iterator[Metric]:
         yield from families(self._coordinator.report(), self._registry.current())
-        what = "Spans of traced requests, by what became of them since the exporter began"
+        what = "Spans of traced requests, by result, since the exporter's start"
         spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
         for result in ("exported", "lost", "refused"):
             spans.add_metric([result], getattr(self._spans, result))

@@ -6,9 +6,12 @@ import enum
 import logging
 import random
 import threading
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import requests
+
+from shmserve.config import Settings
+from shmserve.exporter.otlp_settings import pairs
 
 _log = logging.getLogger(__name__)
 
@@ -22,14 +25,6 @@ class Fate(enum.Enum):
     TAKEN = "taken"
     REFUSED = "refused"
     AWAY = "away"
-
-
-class SdkExporter(Protocol[Payload]):
-    """Exporter of the OpenTelemetry SDK. The exporter retries within a timeout, returns only
-    success or failure, and takes a redirection for success. So `Collector` reads the status
-    from the session."""
-
-    def export(self, payload: Payload, /) -> Any: ...
 
 
 class StatusSession(requests.Session):
@@ -53,22 +48,27 @@ class StatusSession(requests.Session):
 class Collector(Generic[Payload]):
     """Sender of spans or of metrics. For a single thread.
 
+    An exporter of the SDK retries within a timeout, returns only success or failure, and takes a
+    redirection for success. So the sender reads the status from the session.
+
     Args:
         what: kind of payload, for the log.
-        exporter: SDK exporter that sends through `session`.
+        signal: name of the payload in the collector's URL.
+        exporter: class of the SDK's exporter.
         stop: event that is set when no time is left for retries.
     """
 
     def __init__(
-        self,
-        what: str,
-        exporter: SdkExporter[Payload],
-        session: StatusSession,
-        stop: threading.Event,
+        self, what: str, signal: str, exporter: Any, settings: Settings, stop: threading.Event
     ) -> None:
         self._what = what
-        self._exporter = exporter
-        self._session = session
+        self._session = StatusSession()
+        self._exporter = exporter(
+            f"{settings.otlp_endpoint.rstrip('/')}/v1/{signal}",
+            headers=pairs(settings.otlp_headers),
+            timeout=settings.otlp_timeout_s,
+            session=self._session,
+        )
         self._stop = stop
         self._fate = Fate.TAKEN
 
@@ -105,6 +105,6 @@ class Collector(Generic[Payload]):
         if fate is Fate.TAKEN:
             _log.info("the collector takes %s again", self._what)
         else:
-            reason = "it was not asked" if status is None else f"status {status}"
+            reason = "the collector was not asked" if status is None else f"status {status}"
             reason = reason if status != 0 else "no answer"
             _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, reason)

@@ -27,8 +27,7 @@ from prometheus_client.samples import Sample
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.exporter.collector import Collector, StatusSession
-from shmserve.exporter.otlp_settings import endpoint, headers
+from shmserve.exporter.collector import Collector
 from shmserve.exporter.span_export import SCOPE
 
 _log = logging.getLogger(__name__)
@@ -49,15 +48,10 @@ class MetricExport:
         self._interval_s = settings.otlp_metrics_interval_s
         self._resource = resource
         self._collect = collect
-        session = StatusSession()
-        exporter = OTLPMetricExporter(
-            endpoint(settings, "metrics"),
-            headers=headers(settings),
-            timeout=settings.otlp_timeout_s,
-            session=session,
-        )
         self._stop = threading.Event()
-        self._collector = Collector("metrics", exporter, session, self._stop)
+        self._collector: Collector[MetricsData] = Collector(
+            "metrics", "metrics", OTLPMetricExporter, settings, self._stop
+        )
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -75,7 +69,7 @@ class MetricExport:
             try:
                 metrics = list(converted(self._collect(), time.time_ns()))
             except ShmserveError as ex:  # no coordinator is running now
-                _log.debug("no metrics: %s", ex)
+                _log.debug("metrics were not exported: %s", ex)
                 continue
             scope = ScopeMetrics(SCOPE, metrics, "")
             self._collector.try_once(MetricsData([ResourceMetrics(self._resource, [scope], "")]))

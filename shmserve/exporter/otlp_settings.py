@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import shmserve
 from shmserve.config import Settings
-
-
-def endpoint(settings: Settings, signal: str) -> str:
-    """Return the URL for a signal, `traces` or `metrics`."""
-    return f"{settings.otlp_endpoint.rstrip('/')}/v1/{signal}"
-
-
-def headers(settings: Settings) -> dict[str, str]:
-    return dict(_pair(text) for text in settings.otlp_headers)
 
 
 def resource_attributes(settings: Settings, epoch: str) -> dict[str, str]:
@@ -22,10 +15,11 @@ def resource_attributes(settings: Settings, epoch: str) -> dict[str, str]:
         "service.name": settings.otlp_service_name,
         "service.version": shmserve.__version__,
         "service.instance.id": epoch,
-        **dict(_pair(text) for text in settings.otlp_resource),
+        **pairs(settings.otlp_resource),
     }
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name.strip(), value.strip()
+def pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Return texts of the form `name=value` as a mapping."""
+    parts = (text.partition("=") for text in texts)
+    return {name.strip(): value.strip() for name, _, value in parts}

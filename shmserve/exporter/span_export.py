@@ -20,8 +20,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 import shmserve
 from shmserve.config import Settings
-from shmserve.exporter.collector import Collector, Fate, StatusSession
-from shmserve.exporter.otlp_settings import endpoint, headers
+from shmserve.exporter.collector import Collector, Fate
 from shmserve.exporter.span_queue import SpanQueue
 from shmserve.log_fields import log_fields
 from shmserve.protocol.control.span_messages import Span, Spans
@@ -54,7 +53,9 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
         return default
     if text.isdecimal() and 0 < int(text) <= _MAX_NUMBER:
         return int(text)
-    _log.warning("%s is no whole number from 1 to %d: %d holds", name, _MAX_NUMBER, default)
+    _log.warning(
+        "%s is not a whole number from 1 to %d: the exporter uses %d", name, _MAX_NUMBER, default
+    )
     return default
 
 
@@ -71,15 +72,10 @@ class SpanExport:
     def __init__(self, settings: Settings, resource: Resource) -> None:
         self._resource = resource
         self._queue = queue_of_environment(os.environ)
-        session = StatusSession()
-        exporter = OTLPSpanExporter(
-            endpoint(settings, "traces"),
-            headers=headers(settings),
-            timeout=settings.otlp_timeout_s,
-            session=session,
-        )
         self._stop = threading.Event()
-        self._collector = Collector("spans", exporter, session, self._stop)
+        self._collector: Collector[list[ReadableSpan]] = Collector(
+            "spans", "traces", OTLPSpanExporter, settings, self._stop
+        )
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self.exported = self.refused = self._unsent = self._came = 0
         self._over = False
@@ -117,7 +113,7 @@ class SpanExport:
         total_lost = self.lost + self.refused
         if total_lost > self._told:
             so_far = log_fields(exported=self.exported, lost=self.lost, refused=self.refused)
-            _log.warning("%d spans more are lost; in all", total_lost - self._told, extra=so_far)
+            _log.warning("%d more spans are lost; in all", total_lost - self._told, extra=so_far)
             self._told = total_lost
 
     def _run(self) -> None:

@@ -24,7 +24,7 @@ def refuse_alike(name: str, names: Iterable[str]) -> None:
     alike = sorted({each for each in names if each.replace("_", "-") == plain})
     if len(alike) > 1:
         shown = " and ".join(f"'{each[:_SHOWN]}'" for each in alike[:2])
-        raise InvalidArgument(f"headers {shown} differ in - and _ alone: one of them decides")
+        raise InvalidArgument(f"headers {shown} differ only in - and _: send one of them")
 
 
 class DecidingFields:

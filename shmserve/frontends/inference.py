@@ -100,16 +100,9 @@ class Inference(Generic[Source]):
     """
 
     __slots__ = (
-        "_call",
-        "_client",
-        "_dispatcher",
-        "_options",
-        "account",
-        "entry",
-        "receipt",
-        "signature",
+        "_call", "_client", "_dispatcher", "_options", "account", "entry", "receipt", "signature",
         "source",
-    )
+    )  # fmt: skip
     account: RequestAccount
     receipt: Receipt
 

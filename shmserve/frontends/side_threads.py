@@ -79,7 +79,7 @@ class SideThreads:
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
-                raise Unavailable(f"the server has too much to do ({self._setting})")
+                raise Unavailable(f"the server is overloaded ({self._setting})")
             self._open += 1
             starting = self._started < min(self._open, self._limit)
             self._started += starting

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from shmserve.config import ExtensionSettings, Settings
-from shmserve.settings.field_kinds import about
 
 ONLINE = "grps_online"  # name of the online flag in the registry
 
@@ -15,13 +14,13 @@ class GrpsSettings(ExtensionSettings, frozen=True):
 
     FLAGS: ClassVar[tuple[str, ...]] = ("online",)
 
-    online: Annotated[bool, about("GRPS readiness before a client says online or offline")] = False
+    online: Annotated[
+        bool, "state of GRPS readiness at the start, until a client sets online or offline"
+    ] = False
     default_model: Annotated[
         str,
-        about(
-            "the model (name-version) of GRPS requests that name none; empty: the only model, or "
-            "the only one with GRPS parameters"
-        ),
+        "model, as name-version, for GRPS requests that name no model; empty: the only model,"
+        " or the only model with GRPS parameters",
     ] = ""
 
 

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -25,7 +24,7 @@ import msgspec
 from shmserve.config import GENERATION
 from shmserve.core.stats import event_ring
 from shmserve.core.stats.event_ring import EventRing, RecordedEvent
-from shmserve.log_fields import with_fields
+from shmserve.log_fields import iso_time, with_fields
 
 _log = logging.getLogger(__name__)
 
@@ -129,19 +128,14 @@ def _folder(run_dir: str) -> str:
 
 def _row(event: RecordedEvent, process: str) -> dict[str, Any]:
     return {
-        "time": _moment(event.last),
-        "since": _moment(event.first) if event.count > 1 else "",
+        "time": iso_time(event.last),
+        "since": iso_time(event.first) if event.count > 1 else "",
         "count": event.count,
         "process": process,
         "event": event.kind,
         "subject": event.subject,
         "text": event.text,
     }
-
-
-def _moment(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _create(folder: str, process: str) -> int:

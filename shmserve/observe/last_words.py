@@ -15,6 +15,8 @@ import traceback
 from types import TracebackType
 from typing import BinaryIO
 
+from shmserve.observe import log_output, logs
+
 _NAME = "shmserve-last-words"
 _MAX_BYTES = 1000
 
@@ -48,7 +50,12 @@ def tell(words: str) -> None:
 
 
 def main() -> None:
-    """Run the module named on the command line as a program with the remaining arguments."""
+    """Run the module named on the command line as a program with the remaining arguments.
+
+    From here on nothing that the program prints blocks the program: a process with a traceback
+    that nobody reads must end.
+    """
+    log_output.begin(logs.printed, forks=False)
     sys.excepthook = _tell_and_print
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 import msgspec
 
 from shmserve.core.live_settings import LogSettings, initial_log
-from shmserve.log_fields import ATTRIBUTE, with_fields
+from shmserve.log_fields import ATTRIBUTE, iso_time, with_fields
 from shmserve.observe import log_output
 
 TRACES = "shmserve.trace"  # logger of traces, not subject to the log settings
@@ -93,7 +92,7 @@ class _Line(logging.Formatter):
         """Return a JSON object. Keys of `more` that the object has already get the prefix
         `other_`."""
         own = {
-            "time": _iso(moment),
+            "time": iso_time(moment),
             "level": level.lower(),
             "process": self._who,
             "pid": os.getpid(),
@@ -108,18 +107,13 @@ class _Line(logging.Formatter):
     ) -> str:
         if _filter.settings.format != "ISO8601":
             return super().formatTime(record, datefmt)
-        return _iso(record.created)
+        return iso_time(record.created)
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     """Return the fields that `log_fields` gave to the log call."""
     fields: Mapping[str, object] = getattr(record, ATTRIBUTE, {})
     return fields
-
-
-def _iso(moment: float) -> str:
-    text = datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
 
 
 _filter = _SettingsFilter()

@@ -69,9 +69,11 @@ class TraceWriter:
                 return
             with _locked(path) as fd:
                 if fd is None:
-                    self._log_loss("somebody else has locked the file")
+                    self._log_loss("another process has locked the file")
                 elif not _add(fd, _BETWEEN.join(entries), MAX_FILE_BYTES):
-                    self._log_loss(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
+                    self._log_loss(
+                        f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or belongs to another user"
+                    )
         except OSError as ex:
             self._log_loss(ex.strerror or "it cannot be written")
 

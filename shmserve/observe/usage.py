@@ -18,7 +18,7 @@ class Usage(NamedTuple):
         private: bytes of private memory, without shared memory (arenas, regions, libraries).
         started: start time, in clock ticks since boot; pid and start time identify a process for
             good.
-        sleeps: the process waits, and was not stopped.
+        sleeps: True if the process waits, False if it runs or was stopped.
     """
 
     cpu_s: float

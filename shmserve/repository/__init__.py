@@ -9,15 +9,6 @@ from shmserve.repository.model_folder import ModelFolder, read_folder, read_labe
 from shmserve.repository.scan import ScanResult, find, locate, names, pending, scan
 
 __all__ = [
-    "ModelFolder",
-    "ScanResult",
-    "find",
-    "fingerprint",
-    "locate",
-    "names",
-    "pending",
-    "read_folder",
-    "read_labels",
-    "scan",
-    "survey",
-]
+    "ModelFolder", "ScanResult", "find", "fingerprint", "locate", "names", "pending",
+    "read_folder", "read_labels", "scan", "survey",
+]  # fmt: skip

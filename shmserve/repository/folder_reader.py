@@ -37,8 +37,8 @@ class FolderReader:
         return []
 
     def recognises(self, directory: str, version: int) -> bool:
-        """Return True if a version looks like this backend's. Asked if no backend is
-        configured."""
+        """Return True if a version's files look like this backend's. Called if config.pbtxt names
+        no backend."""
         return os.path.exists(os.path.join(directory, str(version), self.kind.model_file))
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import util
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve import extensions, ids
 from shmserve.errors import ConfigError
+from shmserve.observe import gpus
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config import instance_groups, model_config
-from shmserve.protocol.triton_config.backend_kinds import BUILT_IN
+from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, BackendKind
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
-from shmserve.repository import folder_reader, placement, text_files
+from shmserve.repository import folder_reader, text_files
 from shmserve.repository.folder_reader import FolderReader
 from shmserve.tensor.spec import ModelSpec
 
@@ -79,7 +81,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     present = _versions(directory, name, readers)
     config = _config(directory, name, _guess(directory, present, readers), override)
     labels = read_labels(config, directory)
-    placed = placement.groups_of(config, readers[config.backend].kind)
+    placed = _groups_of(config, readers[config.backend].kind)
     groups: dict[str, tuple[InstanceGroup, ...]] = {}
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
@@ -185,3 +187,14 @@ def _labels(directory: str, name: str, output: str, file: str) -> tuple[str, ...
         raise ConfigError(f"{what} is not inside the model's folder")
     text = text_files.read_text(path, MAX_LABEL_BYTES, what)
     return tuple(line.strip() for line in text.rstrip().splitlines())
+
+
+def _groups_of(config: ModelConfig, kind: BackendKind) -> tuple[InstanceGroup, ...]:
+    """Return a configuration's groups on this host's devices.
+
+    Raises:
+        ConfigError: a device is missing, or software that the backend needs for the device.
+    """
+    visible = len(gpus.visible_devices())
+    cupy = util.find_spec("cupy") is not None  # only executors import CuPy
+    return instance_groups.placed(config.instance_groups, config.name, kind, visible, cupy)

@@ -42,7 +42,7 @@ def read(data: bytes) -> RemoteIndex:
     try:
         index: RemoteIndex = _decode(data)
     except UnreadableMessage:
-        raise ConfigError(f"{INDEX} is none that 'shmserve index' has made") from None
+        raise ConfigError(f"{INDEX} was not made by 'shmserve index'") from None
     if index.version != VERSION:
         raise ConfigError(f"{INDEX} has version {index.version}, not {VERSION}")
     return index

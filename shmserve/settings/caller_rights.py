@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from shmserve.settings.field_kinds import From, KeysFrom, NonNegative, Origin, Positive, about
+from shmserve.settings.field_kinds import From, KeysFrom, NonNegative, Origin, Positive
 from shmserve.settings.request_limits import DeadlineSettings
 
 
@@ -13,44 +13,39 @@ class ClientMemorySettings(DeadlineSettings, frozen=True):
 
     client_shm_mode: Annotated[
         Literal["map", "copy", "off"],
-        about(
-            "clients' shared memory: `map`, `copy` (immune to clients that truncate it) or `off`;"
-            " a model's parameter `client_shm_mode` narrows it"
-        ),
+        "use of clients' shared memory: `map`, `copy` (safe from clients that truncate their "
+        "memory) or `off`; a model's parameter `client_shm_mode` narrows the setting",
     ] = "map"
     client_shm_isolation: Annotated[
         Literal["owner", "shared"],
-        about(
-            "`owner`: each user has names of regions of its own; `shared`: one namespace of "
-            "regions for all users"
-        ),
+        "`owner`: each user has regions of its own; `shared`: all users share the names of regions",
     ] = "owner"
     client_shm_allow_remote: Annotated[
-        bool, about("remote callers count as the server's own user")
+        bool, "true: remote callers count as the server's own user"
     ] = False
     client_shm_allowed_uids: Annotated[
-        tuple[NonNegative, ...], about("users who may register objects that belong to other users")
+        tuple[NonNegative, ...], "ids of users who may register objects of other users"
     ] = ()
     client_shm_reap_dead_owners: Annotated[
-        bool, about("drop regions with the process that registered them, where it is known")
+        bool,
+        "true: a region ends with the process that registered it, if that process is known",
     ] = True
     client_socket: Annotated[
         str,
-        about(
-            "where local programs pass sealed memory; empty: `client.sock` in `run_dir`; a path "
-            "set here is open to every user ([client.md](client.md))"
-        ),
+        "path of the socket where local programs pass sealed memory; empty: `client.sock` in "
+        "`run_dir`. Every user may connect to a path that is set here "
+        "([client.md](client.md))",
     ] = ""
     max_lanes: Annotated[
         NonNegative,
-        about(
-            "local programs' own channels to one instance ([how](shared_memory.md#lanes)), of "
-            "which one user has `max_caller_share` at most; 0: no lanes"
-        ),
+        "lanes, the channels of local programs to one instance "
+        "([how](shared_memory.md#lanes)); one user has at most `max_caller_share` of them. 0:"
+        " no lanes",
     ] = 64
-    client_shm_max_regions: Annotated[Positive, about("regions of one user")] = 1024
+    client_shm_max_regions: Annotated[Positive, "largest number of regions of one user"] = 1024
     client_shm_max_total_bytes: Annotated[
-        Positive, about("bytes of all regions of one user; one region has 1 TiB at most")
+        Positive,
+        "largest size of all regions of one user together; one region has at most 1 TiB",
     ] = 1 << 42
 
 
@@ -61,76 +56,57 @@ class AccessSettings(ClientMemorySettings, frozen=True):
 
     allowed_hosts: Annotated[
         tuple[str, ...],
-        about(
-            "hosts (without port; `*`: any) that requests may name in `Host`, and calls in "
-            "`:authority`; empty: localhost's names where only loopback and Unix sockets are "
-            "bound, else any ([security.md](security.md))"
-        ),
+        "hosts, without port, that `Host` of a request or `:authority` of a call may name; "
+        "`*`: any. Empty: names of localhost if all addresses are loopback or Unix sockets, "
+        "else any host ([security.md](security.md))",
     ] = ()
     allowed_origins: Annotated[
         tuple[Origin, ...],
-        about("origins, such as `https://tool.example`, whose pages may do what programs may"),
+        "origins, such as `https://tool.example`, whose web pages may do the same as programs",
     ] = ()
     state_changes_from: Annotated[
         From,
-        about(
-            "who may load and unload models by name, set logs and traces, take GRPS on- and "
-            "offline: `owner` (the server's user and root), `local` (any user of the host) or "
-            "`anyone`"
-        ),
+        "callers who may load and unload models by name, set logs and traces, and set GRPS "
+        "online and offline: `owner` (the server's user and root), `local` (any user of the "
+        "host) or `anyone`",
     ] = "anyone"
     model_files_from: Annotated[
         From,
-        about(
-            "who may load a configuration or files that come with the request, which are code "
-            "that runs as the server's user: `owner`, `local` or `anyone`"
-        ),
+        "callers who may load a configuration or files that come with the request, which are "
+        "code that runs as the server's user: `owner`, `local` or `anyone`",
     ] = "owner"
     remote_binds: Annotated[
         tuple[str, ...],
-        about(
-            "addresses of `http_bind`, `grpc_bind` and `metrics_bind` behind which a proxy is: "
-            "callers there are remote, also if the proxy adds no `Forwarded`, `Via` or "
-            "`X-Forwarded-For`"
-        ),
+        "addresses of `http_bind`, `grpc_bind` and `metrics_bind` that a proxy uses: callers "
+        "there are remote, also if the proxy adds no `Forwarded`, `Via` or `X-Forwarded-For`",
     ] = ()
     keys_file: Annotated[
         str,
-        about(
-            "TOML file of hashed keys, 1024 at most, and what each of them allows; `shmserve key "
-            "new` adds to it ([keys.md](keys.md#keys))"
-        ),
+        "TOML file with at most 1024 hashed keys and the scopes of each key; `shmserve key "
+        "new` adds to it ([keys.md](keys.md#keys))",
     ] = ""
     keys_required_from: Annotated[
         KeysFrom,
-        about(
-            "with `keys_file`, who needs a key for all but health: `remote` callers, `local`: "
-            "also other users of the host, `anyone`: also the server's user and root; `nobody`: "
-            "keys only allow more"
-        ),
+        "callers who need a key for all but health, with `keys_file`: `remote` callers; "
+        "`local`: also other users of the host; `anyone`: also the server's user and root; "
+        "`nobody`: keys only allow more",
     ] = "remote"
     http_restricted_api: Annotated[
         tuple[str, ...],
-        about(
-            "`<category>[,<category>]:<header>=<secret>`, in the environment separated by `;`: "
-            "only requests with that header may use these APIs ([security.md](security.md))"
-        ),
+        "`<category>[,<category>]:<header>=<secret>`, in the environment separated by `;`: "
+        "only requests with that header may use these APIs ([security.md](security.md))",
     ] = ()
     grpc_restricted_protocol: Annotated[
         tuple[str, ...],
-        about(
-            "`<category>[,<category>]:<key>=<secret>`, in the environment separated by `;`: only "
-            "calls with that metadata may use these protocols"
-        ),
+        "`<category>[,<category>]:<key>=<secret>`, in the environment separated by `;`: only "
+        "calls with that metadata may use these protocols",
     ] = ()
     http_header_forward_pattern: Annotated[
         str,
-        about(
-            "regular expression: matching request headers become parameters of inference "
-            "requests; `(?-i)…`: case counts "
-            "([http_api.md](http_api.md#restricted-apis-and-forwarded-headers))"
-        ),
+        "regular expression: matching request headers become parameters of inference "
+        "requests; with `(?-i)` in front case matters "
+        "([http_api.md](http_api.md#restricted-apis-and-forwarded-headers))",
     ] = ""
     grpc_header_forward_pattern: Annotated[
-        str, about("regular expression: matching metadata become parameters of inference requests")
+        str, "regular expression: matching metadata become parameters of inference requests"
     ] = ""

@@ -1,6 +1,6 @@
 """Kinds of settings, and the text beside each field.
 
-A field is `name: Annotated[kind, about("what the setting does")] = default`. docs/settings.md and
+A field is `name: Annotated[kind, "what the setting does"] = default`. docs/settings.md and
 `shmserve settings NAME` show this text, which is Markdown with links relative to docs/.
 """
 
@@ -39,8 +39,3 @@ From = Literal["owner", "local", "anyone"]
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]
 KIB = 1 << 10
 MIB = 1 << 20
-
-
-def about(text: str) -> Meta:
-    """Describe a setting, in Markdown."""
-    return Meta(description=text)

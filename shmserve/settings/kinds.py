@@ -51,7 +51,7 @@ def without_unit(name: str, text: str) -> str | int | float:
 
 
 def bare(kind: Any) -> Any:
-    """Return a type without its bounds."""
+    """Return a type without bounds."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -74,10 +74,8 @@ def describe(name: str, kind: Any) -> str:
 
 
 def description(kind: Any) -> str:
-    """Return the text beside a field (`field_kinds.about`), or "" without a text."""
-    info = inspect.type_info(kind)
-    found = isinstance(info, inspect.Metadata) and (info.extra_json_schema or {}).get("description")
-    return found or ""
+    """Return the text beside a field, or "" without a text."""
+    return next((text for text in getattr(kind, "__metadata__", ()) if isinstance(text, str)), "")
 
 
 def _words(info: inspect.Type) -> str:

@@ -14,7 +14,6 @@ from shmserve.settings.field_kinds import (
     Seconds,
     SecondsOrNone,
     Share,
-    about,
 )
 from shmserve.settings.service_setup import MemorySettings
 
@@ -23,116 +22,94 @@ class LimitSettings(MemorySettings, frozen=True):
     """Limits on requests"""
 
     max_head_bytes: Annotated[
-        Positive, about("request line and header fields of an HTTP request")
+        Positive, "largest request line with header fields of an HTTP request"
     ] = 64 * KIB
     max_json_bytes: Annotated[
-        Positive, about("JSON part of a request, also after decompression")
+        Positive, "largest JSON part of a request, also after decompression"
     ] = 64 * MIB
-    max_tensor_bytes: Annotated[Positive, about("one tensor")] = 1024 * MIB
+    max_tensor_bytes: Annotated[Positive, "largest tensor"] = 1024 * MIB
     max_request_bytes: Annotated[
         Positive,
-        about(
-            "a whole request, also after decompression; a gRPC message, request or answer, has at"
-            " most 2 GiB - 1 as well"
-        ),
+        "largest request, also after decompression. gRPC messages, requests and answers, also"
+        " have at most 2 GiB - 1",
     ] = 4096 * MIB
     max_heap_bytes: Annotated[
         Positive,
-        about(
-            "bodies of one HTTP worker outside shared memory: JSON, counted 16 times for what "
-            "decoding takes, and bodies inflated or chunked before their size is known, counted "
-            "twice; beyond it 503, or 413 where one request takes more. Also messages of one gRPC"
-            " process: those of streams, compressed ones (their inflated size counts twice), and "
-            "tensors without slots; beyond it UNAVAILABLE"
-        ),
+        "memory outside the pool for bodies of one HTTP worker, and for messages of one gRPC "
+        "process. JSON counts 16 times, because of the memory that decoding needs; inflated "
+        "bodies, and chunked bodies of unknown size, count twice. In gRPC the limit covers "
+        "messages of streams, compressed messages, and tensors without slots. Beyond it 503 "
+        "(413 if one request alone needs more), over gRPC UNAVAILABLE",
     ] = 2048 * MIB
     max_connections: Annotated[
         Positive,
-        about(
-            "connections of one HTTP worker or gRPC process; beyond it the connection that was "
-            "idle the longest ends, if it was for a second, or else the new one is refused: over "
-            "HTTP with 503"
-        ),
+        "connections of one HTTP worker or gRPC process. Beyond it the connection that was "
+        "idle longest ends, if it was idle for a second; else the new connection is refused, "
+        "over HTTP with 503",
     ] = 16384
     http_threads: Annotated[
         Positive,
-        about(
-            "threads of one HTTP worker for what would hold up its connections: segments, large "
-            "JSON, inflating; and as many for routes of extensions"
-        ),
+        "threads of one HTTP worker for work that would hold up its connections: segments, "
+        "large JSON, inflating; and as many for routes of extensions",
     ] = 32
     max_queue: Annotated[
         Positive,
-        about(
-            "requests waiting for or running on one instance, from one frontend process; beyond "
-            "it 503 at once"
-        ),
+        "requests from one frontend process that wait for or run on one instance; beyond it "
+        "503 at once",
     ] = 256
     max_model_requests: Annotated[
         Positive,
-        about(
-            "about how many requests for one model version from one frontend process run or wait;"
-            " over gRPC also calls for a model, all versions together, those included that wait "
-            "for their turn; beyond it 503 or UNAVAILABLE at once"
-        ),
+        "approximate number of requests from one frontend process that wait or run for one "
+        "model version. Over gRPC the limit also holds for the calls for a model with all its"
+        " versions, waiting calls included. Beyond it 503 or UNAVAILABLE at once",
     ] = 384
     max_model_share: Annotated[
         Share,
-        about(
-            "the part of `grpc_threads` that requests for one model may have; further requests "
-            "for it wait for one another, and no other model waits for them"
-        ),
+        "share of `grpc_threads` for requests to one model; further requests wait for one "
+        "another, not for other models",
     ] = 0.5
     max_caller_share: Annotated[
         Share,
-        about(
-            "the part that one caller may have: of places for gRPC calls and of connections to "
-            "the gRPC process (caller: a user over a Unix socket, an address, or an IPv6 network "
-            "of 64 bits); of a model version's requests that run or wait, and of the pool "
-            "(caller: a key, else as before): of the pool through each frontend process an equal "
-            "part of that, or one request with all of it; 1: the pool is anybody's "
-            "([security.md](security.md#how-much-one-caller-may-have))"
-        ),
+        "share of one caller. A caller is a user over a Unix socket, an address, or an IPv6 "
+        "network of 64 bits. The share holds for places of gRPC calls and for connections of "
+        "the gRPC process. It also holds for a model version's requests that run or wait, and"
+        " for the pool; there the holder of a key is one caller, too. Each frontend process "
+        "gives a caller an equal part of the pool's share, or one request all of the share. "
+        "1: no limit ([security.md](security.md#how-much-one-caller-may-have))",
     ] = 0.75
     grpc_threads: Annotated[
         Positive,
-        about(
-            "inferences that run at a time in one gRPC process, and its threads for what would "
-            "hold up its connections"
-        ),
+        "inferences that run at a time in one gRPC process, and threads of that process for "
+        "work that would hold up its connections",
     ] = 96
     grpc_max_calls: Annotated[
         Positive,
-        about(
-            "inferences of one gRPC process that run, wait for their turn, or whose answers are "
-            "on their way; beyond it RESOURCE_EXHAUSTED at once"
-        ),
+        "inferences of one gRPC process that run, wait for their turn, or send their answers;"
+        " beyond it RESOURCE_EXHAUSTED at once",
     ] = 512
-    grpc_max_streams: Annotated[
-        Positive, about("open streams (ModelStreamInfer) of one gRPC process")
-    ] = 64
+    grpc_max_streams: Annotated[Positive, "open streams (ModelStreamInfer) of one gRPC process"] = (
+        64
+    )
     max_streams: Annotated[
         Positive,
-        about("open streams of one instance of a decoupled model; further ones wait in its queue"),
+        "open streams of one instance of a decoupled model; further streams wait in the "
+        "instance's queue",
     ] = 256
     stream_credit: Annotated[
         Annotated[int, Meta(ge=1, le=1024)],
-        about("answers a stream may be ahead of its reader; beyond it the model waits"),
+        "answers by which a stream may be ahead of its reader; then the model waits",
     ] = 16
     rate_limit: Annotated[
         Literal["off", "execution_count"],
-        about(
-            "`execution_count`: an instance executes when it holds what `rate_limiter` of its "
-            "configuration asks for ([model_config.md](model_config.md#rate-limiter))"
-        ),
+        "`execution_count`: an instance executes only while it holds the resources that "
+        "`rate_limiter` in its configuration names "
+        "([model_config.md](model_config.md#rate-limiter))",
     ] = "off"
     rate_limit_resources: Annotated[
         tuple[ResourceAmount, ...],
-        about(
-            "how much there is of the rate limiter's resources, each as `name:count` for every "
-            "device or `name:count:device`, the device a number or `cpu`; of resources not listed"
-            " as much as the largest count that an instance asks for"
-        ),
+        "amounts of the rate limiter's resources: `name:count` on every device, or "
+        "`name:count:device` with a number or `cpu` as device. The default amount is the "
+        "largest count that an instance asks for",
     ] = ()
 
 
@@ -141,92 +118,76 @@ class DeadlineSettings(LimitSettings, frozen=True):
 
     head_timeout_s: Annotated[
         Seconds,
-        about(
-            "an HTTP head, from its first byte to its end; the message of a gRPC call without "
-            "tensors or files"
-        ),
+        "time for an HTTP head, from its first byte to its end; also for the message of a "
+        "gRPC call without tensors or files",
     ] = 10.0
-    idle_timeout_s: Annotated[Seconds, about("a kept-alive HTTP connection between requests")] = (
-        75.0
-    )
+    idle_timeout_s: Annotated[
+        Seconds, "time that a kept-alive HTTP connection may be idle between requests"
+    ] = 75.0
     body_timeout_s: Annotated[
         Seconds,
-        about(
-            "a body, or the message of a gRPC inference or load once its first byte has come; "
-            "plus its received bytes divided by `min_bytes_per_s`. A client that stops sending is"
-            " not waited for much longer than this"
-        ),
+        "time for a body, or for the message of a gRPC inference or load from its first byte "
+        "on, plus the received bytes divided by `min_bytes_per_s`. A client that stops "
+        "sending has hardly more time than this",
     ] = 30.0
     send_timeout_s: Annotated[
         Seconds,
-        about(
-            "an answer, over gRPC also each one of a stream; plus its bytes divided by "
-            "`min_bytes_per_s`: over HTTP those the client has taken, over gRPC all"
-        ),
+        "time for sending an answer, over gRPC also for each answer of a stream, plus bytes "
+        "divided by `min_bytes_per_s`: over HTTP the bytes that the client has taken, over "
+        "gRPC all bytes",
     ] = 30.0
     min_bytes_per_s: Annotated[
-        Positive, about("speed of the slowest client that is waited for")
+        Positive, "speed of the slowest client that the server waits for"
     ] = 1 * MIB
     request_timeout_s: Annotated[
         Seconds,
-        about(
-            "from admission to the model's answer; then 504. A stream has this time for each "
-            "answer, and its reader for taking one"
-        ),
+        "time from admission to the model's answer; then 504. A stream has this time for each"
+        " answer, and its reader for taking an answer",
     ] = 60.0
-    stream_timeout_s: Annotated[SecondsOrNone, about("a whole stream; 0: no limit")] = 0.0
+    stream_timeout_s: Annotated[SecondsOrNone, "time for a whole stream; 0: no limit"] = 0.0
     restart_wait_s: Annotated[
         SecondsOrNone,
-        about(
-            "how long a request of which nothing has run waits for a model whose only executor "
-            "has died or is being replaced, within the request's own deadline; then 503. 0: such "
-            "a request does not wait"
-        ),
+        "time that a request waits for a model whose only executor has died or is being "
+        "replaced, within the request's own deadline; then 503. Only requests wait of which "
+        "nothing has run. 0: requests do not wait",
     ] = 5.0
     execute_timeout_s: Annotated[
         Seconds,
-        about(
-            "an executor busy longer with one request is killed and replaced; so is one with a "
-            "stream in which nothing has moved for so long"
-        ),
+        "time after which an executor that still works on one request, or on a stream without"
+        " progress, is killed and replaced",
     ] = 120.0
     load_timeout_s: Annotated[
-        Seconds, about("loading a model for the first time; then the load has failed")
+        Seconds, "time for loading a model for the first time; then the load has failed"
     ] = 300.0
-    drain_timeout_s: Annotated[
-        Seconds, about("after SIGTERM: time to finish the accepted requests")
-    ] = 30.0
+    drain_timeout_s: Annotated[Seconds, "time after SIGTERM to finish the accepted requests"] = 30.0
     drain_idle_s: Annotated[
         Seconds,
-        about(
-            "after SIGTERM: how long kept-alive HTTP connections are left open for their next "
-            "request, which is answered with `Connection: close`; should be longer than busy "
-            "clients pause"
-        ),
+        "time after SIGTERM for which kept-alive HTTP connections stay open; the answer to "
+        "their next request has `Connection: close`. Choose more than the pauses of busy "
+        "clients",
     ] = 2.0
     watchdog_s: Annotated[
         Annotated[float, Meta(ge=1)],
-        about(
-            "a process (HTTP worker, gRPC process, supervisor, coordinator) without a sign of "
-            "life for so long is killed and replaced; each gives one four times within that; "
-            "while it starts, three times as long"
-        ),
+        "silence after which an HTTP worker, gRPC process, supervisor or coordinator is "
+        "killed and replaced; a starting process has three times as long. Each process gives "
+        "four signs of life in this time",
     ] = 20.0
     grpc_keepalive_time_s: Annotated[
-        Seconds, about("a gRPC connection that is silent for so long is probed")
+        Seconds, "silence of a gRPC connection after which the server probes the connection"
     ] = 7200.0
     grpc_keepalive_timeout_s: Annotated[
-        Seconds, about("a probed gRPC connection is closed if there is no answer within this")
+        Seconds, "time for the answer to a probe; then the gRPC connection is closed"
     ] = 20.0
     grpc_keepalive_without_calls: Annotated[
-        bool, about("probe gRPC connections without calls, too, and let clients do so")
+        bool, "true: also probe gRPC connections without calls, and let clients do so"
     ] = False
     grpc_min_ping_interval_s: Annotated[
-        Seconds, about("gRPC clients that probe more often without a call are cut off")
+        Seconds,
+        "shortest time between a gRPC client's probes without a call; clients that probe more"
+        " often are cut off",
     ] = 300.0
     grpc_max_connection_age_s: Annotated[
         SecondsOrNone,
-        about(
-            "gRPC connections are asked to end after this (0: never), so that clients spread anew"
-        ),
+        "age at which the server asks a gRPC client to connect anew, perhaps to another host;"
+        " 0: never",
     ] = 0.0

@@ -69,8 +69,7 @@ RETIRED = {
     "max_small_body_bytes": Retired(64 * KIB),
     "grpc_max_small_message_bytes": Retired(4 * MIB),
     "grpc_max_message_bytes": Retired(
-        (1 << 31) - 1,
-        "max_request_bytes bounds gRPC's messages; set that, delete this",
+        (1 << 31) - 1, "max_request_bytes bounds gRPC's messages; set that, delete this"
     ),
     # Calls, sequences, steps
     "ensemble_threads": Retired(64),

@@ -17,7 +17,6 @@ from shmserve.settings.field_kinds import (
     RepositoryPath,
     Seconds,
     TcpAddress,
-    about,
 )
 
 
@@ -26,85 +25,69 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     model_repository: Annotated[
         tuple[RepositoryPath, ...],
-        about(
-            "paths of model repositories; addresses: `s3://`, `gs://`, `az://`, `hf://`, "
-            "`http(s)://` ([how](remote_models.md)); `NAME=PATH`: the folder of one model, with "
-            "or without version folders, which is served under this name"
-        ),
+        "folders of models; addresses of stores: `s3://`, `gs://`, `az://`, `hf://`, "
+        "`http(s)://` ([how](remote_models.md)); or `NAME=PATH`: the folder of one model, "
+        "with or without version folders, served as NAME",
     ] = ("workers",)
     model_control: Annotated[
         Literal["none", "explicit", "poll"],
-        about(
-            "`none`: every model of the repository at the start; `explicit`: the models that "
-            "`load_models` names, then what clients load and unload; `poll`: every model, and the"
-            " repository is scanned for changes every `poll_interval_s`"
-        ),
+        "`none`: load every model of the repository at the start; `explicit`: load the models"
+        " of `load_models`, then load and unload on clients' requests; `poll`: load every "
+        "model, and look for changes every `poll_interval_s`",
     ] = "none"
     load_models: Annotated[
         tuple[str, ...],
-        about("names of models, or `*`, that `model_control` `explicit` loads at the start"),
+        "models to load at the start with `model_control` `explicit`; `*`: all models",
     ] = ()
     poll_interval_s: Annotated[
-        Seconds, about("time between two scans of the repository, with `model_control` `poll`")
+        Seconds, "time between two scans of the repository, with `model_control` `poll`"
     ] = 15.0
     repository_cache_dir: Annotated[
         str,
-        about(
-            "folder where models from `s3://` and so on are kept; empty: `$CACHE_DIRECTORY`, "
-            "`$XDG_CACHE_HOME/shmserve`, or `~/.cache/shmserve`. Services of one user on one host"
-            " may share the folder"
-        ),
+        "folder that keeps models of stores such as `s3://`; empty: `$CACHE_DIRECTORY`, "
+        "`$XDG_CACHE_HOME/shmserve`, or `~/.cache/shmserve`. Services of one user on one host"
+        " may share the folder",
     ] = ""
     repository_cache_bytes: Annotated[
-        Positive, about("size limit of the cache, for all services that share the folder")
+        Positive, "size limit of the cache, for all services that share the folder"
     ] = 64 * 1024 * MIB
-    repository_timeout_s: Annotated[Seconds, about("time limit for fetching one model")] = 3600.0
+    repository_timeout_s: Annotated[Seconds, "time limit for fetching one model"] = 3600.0
     repository_silence_s: Annotated[
         Seconds,
-        about(
-            "a transfer is given up after so long without a byte, and so is a listing that has "
-            "not arrived by then"
-        ),
+        "longest silence of a transfer, and longest time for listing a repository",
     ] = 30.0
     repository_transfers: Annotated[
-        Annotated[int, Meta(ge=1, le=64)], about("files of one model that are fetched at a time")
+        Annotated[int, Meta(ge=1, le=64)], "files of one model to fetch at a time"
     ] = 4
     repository_http_headers: Annotated[
         tuple[HeaderPair, ...],
-        about(
-            "header fields of each request to an `http(s)://` repository, such as "
-            "`Authorization=Bearer …`; never shown"
-        ),
+        "header fields of each request to an `http(s)://` repository, such as "
+        "`Authorization=Bearer …`; `shmserve settings` never shows them",
     ] = ()
     host_policies: Annotated[
         dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]],
-        about(
-            "cores and memory of instances, by the name in `instance_group.host_policy`; `cpu` "
-            "and `gpu_0` hold for instances that name no policy: "
-            '`SHMSERVE_HOST_POLICIES="cpu=cpu-cores=0-3;far=numa-node=1"`, or a TOML table of '
-            "lists ([how](model_config.md#host-policies))"
-        ),
+        "rules for cores and memory, by the name in `instance_group.host_policy`; instances "
+        "without a policy use `cpu` or `gpu_0` and so on, if these exist: "
+        '`SHMSERVE_HOST_POLICIES="cpu=cpu-cores=0-3;far=numa-node=1"`, or a TOML table of '
+        "lists ([how](model_config.md#host-policies))",
     ] = {}
     max_override_bytes: Annotated[
-        NonNegative, about("size of all files that come with one request to load a model")
+        NonNegative,
+        "largest total size of the files that come with one request to load a model",
     ] = 64 * MIB
     ready_requires: Annotated[
         Names,
-        about(
-            "when the server is ready: `all`: all models that should be loaded are; `any`: any "
-            "model is; or names of models: these are"
-        ),
+        "models that must serve before the server is ready: `all` models that should be "
+        "loaded, `any` model, or a list of names",
     ] = ("all",)
     server_name: Annotated[
-        str, about("name in the server metadata (some Triton examples insist on `triton`)")
+        str, "name in the server metadata (some Triton examples insist on `triton`)"
     ] = "shmserve"
     pipelines: Annotated[
         dict[str, Names],
-        about(
-            "models that run one after the other under one name: "
-            '`SHMSERVE_PIPELINES="pipe=preprocess,classify"`, or a TOML table of lists (also as '
-            "`grps_pipelines`) ([how](grps.md#pipelines)). Triton's ensembles need no setting"
-        ),
+        "chains of models, each with a name of its own: "
+        '`SHMSERVE_PIPELINES="pipe=preprocess,classify"`, or a TOML table of lists (also as '
+        "`grps_pipelines`) ([how](grps.md#pipelines)). Triton's ensembles need no setting",
     ] = {}
 
 
@@ -113,70 +96,57 @@ class ListeningSettings(ServingSettings, frozen=True):
 
     http_bind: Annotated[
         tuple[str, ...],
-        about(
-            "addresses for HTTP, also `unix:PATH`. If one of these addresses or of `grpc_bind` is"
-            " taken, the start ends at once, before anything is launched, and the message says "
-            "which process has it"
-        ),
+        "addresses for HTTP, also `unix:PATH`. If another process has an address of "
+        "`http_bind` or `grpc_bind`, the server does not start, and names that process",
     ] = ("127.0.0.1:8000",)
-    http_workers: Annotated[Positive, about("HTTP worker processes")] = 2
+    http_workers: Annotated[Positive, "number of HTTP worker processes"] = 2
     http_tls_cert: Annotated[
         str,
-        about(
-            "PEM file: TLS on HTTP's TCP addresses, with `http_tls_key`; read again when it "
-            "changes ([keys.md](keys.md#tls))"
-        ),
+        "PEM file with the certificate for HTTP's TCP addresses; needs `http_tls_key`. The "
+        "server reads changed files again ([keys.md](keys.md#tls))",
     ] = ""
-    http_tls_key: Annotated[str, about("PEM file, for `http_tls_cert`")] = ""
+    http_tls_key: Annotated[str, "PEM file with the key of `http_tls_cert`"] = ""
     http_tls_client_ca: Annotated[
-        str, about("PEM file: HTTP clients must show a certificate of this authority")
+        str, "PEM file of an authority: HTTP clients must show one of its certificates"
     ] = ""
     grpc_bind: Annotated[
         tuple[str, ...],
-        about("addresses for gRPC, also `unix:PATH` (served by the first process only)"),
+        "addresses for gRPC, also `unix:PATH`. Only the first gRPC process serves Unix sockets",
     ] = ("127.0.0.1:8001",)
     grpc_processes: Annotated[
-        NonNegative, about("gRPC processes; several share the addresses (SO_REUSEPORT); 0: no gRPC")
+        NonNegative,
+        "number of gRPC processes, which share the addresses (SO_REUSEPORT); 0: no gRPC",
     ] = 1
-    grpc_socket_mode: Annotated[FileMode, about("mode of gRPC's Unix sockets")] = "0600"
+    grpc_socket_mode: Annotated[FileMode, "mode of gRPC's Unix sockets"] = "0600"
     grpc_tls_cert: Annotated[
         str,
-        about(
-            "PEM file: TLS on gRPC's TCP addresses, with `grpc_tls_key`; read again when it changes"
-        ),
+        "PEM file with the certificate for gRPC's TCP addresses; needs `grpc_tls_key`. The "
+        "server reads changed files again",
     ] = ""
-    grpc_tls_key: Annotated[str, about("PEM file, for `grpc_tls_cert`")] = ""
+    grpc_tls_key: Annotated[str, "PEM file with the key of `grpc_tls_cert`"] = ""
     grpc_tls_client_ca: Annotated[
-        str, about("PEM file: gRPC clients must show a certificate of this authority")
+        str, "PEM file of an authority: gRPC clients must show one of its certificates"
     ] = ""
     grpc_compression: Annotated[
         Literal["none", "deflate", "gzip"],
-        about("compression of gRPC's answers; requests may be compressed anyway"),
+        "compression of gRPC's answers; clients may compress requests with any setting",
     ] = "none"
-    grpc_reflection: Annotated[bool, about("server reflection, for tools like grpcurl")] = True
+    grpc_reflection: Annotated[bool, "server reflection, for tools like grpcurl"] = True
     metrics_bind: Annotated[
         tuple[TcpAddress, ...],
-        about(
-            "addresses of TCP, such as `127.0.0.1:8002`, that have `/metrics` and nothing else; "
-            "`http_bind` then has no `/metrics`. Not together with HTTP sockets that systemd "
-            "passes"
-        ),
+        "TCP addresses, such as `127.0.0.1:8002`, for `/metrics` alone; `http_bind` then has "
+        "no `/metrics`. Not allowed together with HTTP sockets that systemd passes",
     ] = ()
     reload: Annotated[
         Literal["workers", "handover"],
-        about(
-            "what `shmserve reload` replaces: HTTP `workers`, or all processes by a `handover` to"
-            " a new generation, for which there must be memory as well "
-            "([reload.md](reload.md#a-new-version-of-the-server))"
-        ),
+        "processes that `shmserve reload` replaces: the HTTP `workers`, or all of them by a "
+        "`handover` to a new generation, which needs memory for two generations "
+        "([reload.md](reload.md#a-new-version-of-the-server))",
     ] = "workers"
     agent_bind: Annotated[
         tuple[TcpAddress, ...],
-        about(
-            "addresses of TCP, such as `10.0.0.5:8009`, where HAProxy's agent check is told how "
-            "much of this host is free ([how](load_balancing.md#the-weight)); so is everybody who"
-            " connects there"
-        ),
+        "TCP addresses, such as `10.0.0.5:8009`, for HAProxy's agent check: whoever connects "
+        "reads how much of this host is free ([how](load_balancing.md#the-weight))",
     ] = ()
     look_us: Annotated[
         Literal["auto"] | Annotated[int, Meta(ge=0, le=1000)],
@@ -188,10 +158,8 @@ class ListeningSettings(ServingSettings, frozen=True):
     ] = "auto"
     run_dir: Annotated[
         str,
-        about(
-            "folder of sockets and registry, one for each service; empty: `$RUNTIME_DIRECTORY`, "
-            "`$XDG_RUNTIME_DIR/shmserve`, or `/tmp/shmserve-<uid>`"
-        ),
+        "folder of the service's sockets and registry; each service needs its own. Empty: "
+        "`$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/shmserve`, or `/tmp/shmserve-<uid>`",
     ] = ""
 
 
@@ -200,26 +168,21 @@ class MemorySettings(ListeningSettings, frozen=True):
 
     pool_bytes: Annotated[
         NonNegative,
-        about(
-            "all shared memory of the service; 0: half of `/dev/shm`. Requests beyond it get 503."
-            " With less than 1 MiB for each process the service is not ready"
-        ),
+        "limit of all shared memory of the service; 0: half of `/dev/shm`. Requests that need"
+        " more get 503. With less than 1 MiB per process the service is not ready",
     ] = 0
     arena_bytes: Annotated[
         Annotated[int, Meta(ge=1 * MIB)],
-        about("first shared segment of each process; executors on the CPU begin with 1 MiB"),
+        "size of the first shared segment of each process; executors on the CPU begin with 1 MiB",
     ] = 32 * MIB
     response_cache_bytes: Annotated[
         NonNegative,
-        about(
-            "answers of models with `response_cache` that each frontend process may keep, in its "
-            "part of the pool, each counted with 1 KiB more; 0: no cache"
-        ),
+        "limit of each frontend process for kept answers of models with `response_cache`; "
+        "each answer counts 1 KiB more than its size. The memory is part of the pool. 0: no "
+        "cache",
     ] = 0
     segment_idle_s: Annotated[
         Seconds,
-        about(
-            "a process gives back an extra segment that was unused for so long; the gRPC process "
-            "gives back unused heap as often"
-        ),
+        "idle time after which a process gives back an extra segment; gRPC processes also "
+        "give back unused heap this often",
     ] = 30.0

@@ -14,7 +14,6 @@ from shmserve.settings.field_kinds import (
     Seconds,
     SecondsOrNone,
     Url,
-    about,
 )
 
 
@@ -23,96 +22,78 @@ class TelemetrySettings(AccessSettings, frozen=True):
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        about(
-            "lowest level of lines in the log; clients may change it while the server runs (POST "
-            "`/v2/logging`)"
-        ),
+        "lowest level of the log's lines; clients may change the level while the server runs "
+        "(POST `/v2/logging`)",
     ] = "info"
     log_format: Annotated[
         Literal["default", "ISO8601", "json"],
-        about(
-            "form of all processes' lines: `ISO8601`: of their timestamps; `json`: one object a "
-            "line, what models print as well ([statistics.md](statistics.md#logs))"
-        ),
+        "form of the log's lines, of models' prints as well: `ISO8601` changes timestamps; "
+        "`json` writes one object a line ([statistics.md](statistics.md#logs))",
     ] = "default"
-    access_log: Annotated[bool, about("a line for each request over HTTP, and for each rpc")] = (
-        False
-    )
-    metrics: Annotated[bool, about("GET `/metrics` on the HTTP addresses, or `metrics_bind`")] = (
+    access_log: Annotated[bool, "true: a log line for each HTTP request and for each rpc"] = False
+    metrics: Annotated[bool, "true: `GET /metrics` on the HTTP addresses, or on `metrics_bind`"] = (
         True
     )
     metrics_triton_names: Annotated[
         bool,
-        about("`/metrics` also has the `nv_inference_*` names that dashboards for Triton ask for"),
+        "true: `/metrics` also has the `nv_inference_*` names of Triton's dashboards",
     ] = False
     dashboard: Annotated[
         bool,
-        about("the metrics page at `/` and the history it shows ([dashboard.md](dashboard.md))"),
+        "true: the metrics page at `/`, with its history ([dashboard.md](dashboard.md))",
     ] = True
     state_dir: Annotated[
         str,
-        about(
-            "where the history of the metrics page outlives the service; empty: `STATE_DIRECTORY`"
-            " as systemd sets it, or `run_dir` "
-            "([dashboard.md](dashboard.md#what-the-numbers-are))"
-        ),
+        "folder in which the metrics page's history outlives the service; empty: "
+        "`STATE_DIRECTORY` from systemd, else `run_dir` "
+        "([dashboard.md](dashboard.md#what-the-numbers-are))",
     ] = ""
     trace_level: Annotated[
         tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...],
-        about(
-            "what is traced: `TIMESTAMPS`, `TENSORS`; clients may change `trace_level`, "
-            "`trace_rate` and `trace_count` while the server runs "
-            "([statistics.md](statistics.md#traces))"
-        ),
+        "content of traces: `TIMESTAMPS`, `TENSORS`; clients may change `trace_level`, "
+        "`trace_rate` and `trace_count` while the server runs "
+        "([statistics.md](statistics.md#traces))",
     ] = ("OFF",)
     trace_rate: Annotated[
         NonNegative,
-        about(
-            "one of so many requests is traced; 0, with `trace_mode` `opentelemetry`: only "
-            "requests whose client says so"
-        ),
+        "N: trace one of N requests; 0, with `trace_mode` `opentelemetry`: only requests "
+        "whose client asks",
     ] = 1000
     trace_count: Annotated[
         Annotated[int, Meta(ge=-1)],
-        about("number of traces, after which tracing ends; -1: no limit"),
+        "number of traces, after which tracing ends; -1: no limit",
     ] = -1
     trace_mode: Annotated[
         Literal["triton", "opentelemetry"],
-        about(
-            "`opentelemetry`: traces are spans that go to `otlp_endpoint`, which takes the extra "
-            "`otlp` ([statistics.md](statistics.md#opentelemetry))"
-        ),
+        "`opentelemetry`: traces are spans that go to `otlp_endpoint`; needs the extra `otlp`"
+        " ([statistics.md](statistics.md#opentelemetry))",
     ] = "triton"
     trace_file: Annotated[
         str,
-        about(
-            "file of traces, as Triton writes it; emptied at the start, when files "
-            "`<trace_file>.<n>` are removed. Without a file traces are lines of the log"
-        ),
+        "file of traces in Triton's format; a start empties the file, and removes files "
+        "`<trace_file>.<n>`. Without a file traces are lines of the log",
     ] = ""
     trace_log_frequency: Annotated[
-        NonNegative, about("traces of each file `<trace_file>.<n>`; 0: all in one file")
+        NonNegative, "number of traces in each file `<trace_file>.<n>`; 0: all in one file"
     ] = 0
     otlp_endpoint: Annotated[
         Url,
-        about(
-            "where an OpenTelemetry collector takes OTLP over HTTP; `/v1/traces` and "
-            "`/v1/metrics` are added to it"
-        ),
+        "address of an OpenTelemetry collector that takes OTLP over HTTP; the server appends "
+        "`/v1/traces` and `/v1/metrics`",
     ] = "http://127.0.0.1:4318"
     otlp_headers: Annotated[
         tuple[HeaderPair, ...],
-        about(
-            "`name=value`, of each request to the collector, such as its key; in the environment "
-            "separated by `,`"
-        ),
+        "header fields of each request to the collector, such as its key, as `name=value`; in"
+        " the environment separated by `,`",
     ] = ()
-    otlp_timeout_s: Annotated[Seconds, about("one export, repeated tries included")] = 10.0
-    otlp_service_name: Annotated[str, about("`service.name` of all that is exported")] = "shmserve"
+    otlp_timeout_s: Annotated[Seconds, "time for one export, with all attempts"] = 10.0
+    otlp_service_name: Annotated[str, "`service.name` of all exported spans and metrics"] = (
+        "shmserve"
+    )
     otlp_resource: Annotated[
-        tuple[Pair, ...], about("`name=value`, further attributes of the resource")
+        tuple[Pair, ...], "further attributes of the exported resource, as `name=value`"
     ] = ()
     otlp_metrics_interval_s: Annotated[
         SecondsOrNone,
-        about("how often the numbers of `/metrics` are exported, too (extra `otlp`); 0: never"),
+        "time between two exports of the numbers of `/metrics` (extra `otlp`); 0: no export",
     ] = 0.0

@@ -43,7 +43,6 @@ class ArenaMemory:
         budget: source of bytes.
         epoch: part of segment names.
         shared_size: returns the size of a shared segment, in bytes; called when one is made.
-        now: clock, in seconds.
         mappings: record of the process's mappings.
         first_size: bytes of a small first shared segment. Each further segment doubles the total,
             up to `shared_size`. 0: every segment has `shared_size`.
@@ -54,7 +53,6 @@ class ArenaMemory:
         budget: Budget,
         epoch: Callable[[], str],
         shared_size: Callable[[], int],
-        now: Callable[[], float] = time.monotonic,
         mappings: Mappings | None = None,
         first_size: int = 0,
     ) -> None:
@@ -67,9 +65,8 @@ class ArenaMemory:
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._next_segment = 1
-        self._now = now
         self._mappings = mappings
-        self._held_bytes = 0
+        self.held_bytes = 0  # bytes of all segments
         self.drops = 0  # number of segments given back so far
         # Frees unneeded slots of about so many bytes; returns False if there are none.
         self.spare: Callable[[int], bool] = lambda nbytes: False
@@ -149,8 +146,8 @@ class ArenaMemory:
             number = self._next_segment
             self._next_segment += 1  # never reused: a peer may still map an old segment
             self._segments[number] = segment
-            self._held_bytes += size
-            self._arena.add_segment(number, size, need.shared, self._now(), segment.view)
+            self.held_bytes += size
+            self._arena.add_segment(number, size, need.shared, time.monotonic(), segment.view)
         if self._mappings is not None:
             self._mappings.mapped(segment.address, size, writable=True)
 
@@ -162,20 +159,10 @@ class ArenaMemory:
         """Return the descriptor with which a peer reads the slot."""
         return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
 
-    def seal_and_lease(self, slot: Slot, offset: int = 0, nbytes: int = -1) -> Descriptor:
-        """End writing (I2), add a lease for a reader, and return the reader's descriptor.
-
-        With `nbytes`, the descriptor covers `nbytes` bytes from `offset` on, which must lie in the
-        slot.
-        """
+    def seal_and_lease(self, slot: Slot) -> Descriptor:
+        """End writing (I2), add a lease for a reader, and return the reader's descriptor."""
         self._arena.seal_and_lease(slot)  # without the lock: no other thread knows the slot yet
-        return Descriptor(
-            slot.segment,
-            slot.number,
-            slot.generation,
-            slot.offset + offset,
-            slot.nbytes if nbytes < 0 else nbytes,
-        )
+        return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
 
     def lease(self, slot: Slot) -> None:
         """Add a lease on the slot for another reader."""
@@ -192,7 +179,7 @@ class ArenaMemory:
             self._release_foreign(number)
             return
         with self._lock:
-            self._arena.release(number, generation, self._now())
+            self._arena.release(number, generation, time.monotonic())
 
     def _release_foreign(self, number: int) -> None:
         """Release a lease with a negative number. The arena has none; a subclass may."""
@@ -201,7 +188,7 @@ class ArenaMemory:
     def reclaim(self, slot: Slot) -> None:
         """Take back a slot that no reader has a lease on."""
         with self._lock:
-            self._arena.reclaim(slot, self._now())
+            self._arena.reclaim(slot, time.monotonic())
 
     def offers(
         self, segments: Iterable[int], known: set[int]
@@ -237,21 +224,16 @@ class ArenaMemory:
     def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
         """Free segments unused for `idle_s` seconds, stopping once `nbytes` bytes are free."""
         with self._lock:
-            numbers = self._arena.idle(self._now() - idle_s, nbytes)
+            numbers = self._arena.idle(time.monotonic() - idle_s, nbytes)
             segments = [self._segments.pop(number) for number in numbers]
             freed = sum(segment.size for segment in segments)
-            self._held_bytes -= freed
+            self.held_bytes -= freed
             self.drops += len(segments)
         for segment in segments:
             self._unmapping(segment)
             segment.free()
         if freed:
             self._budget.give_back(freed)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the segments that this process holds."""
-        return self._held_bytes
 
     @property
     def may_shrink(self) -> bool:

@@ -28,7 +28,7 @@ class OwnCounterPage:
             self._segment = Segment(epoch, self.nbytes)
             view = self._segment.view
         except ArenaExhausted as ex:  # requests are served even without statistics
-            log.error("this process counts for itself only: %s", ex)
+            log.error("statistics lack the counts of this process: %s", ex)
             view = self._private()
         self.words = view.cast("Q")
 

@@ -13,18 +13,38 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
-    parser.add_argument("--log-fd", type=int, default=-1, help="where the master says its lines")
+    parser.add_argument(
+        "--log-fd", type=int, default=-1, help="descriptor on which the master sends its log lines"
+    )
     parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
-    parser.add_argument("--report-fd", type=int, default=-1, help="where a predecessor waits")
-    parser.add_argument("--patient-until", type=float, default=0.0, help="clients wait for models")
-    parser.add_argument("--stored", nargs="*", default=[], help="NAME=FD that systemd has kept")
+    parser.add_argument(
+        "--report-fd",
+        type=int,
+        default=-1,
+        help="descriptor on which the old generation waits for the result",
+    )
+    parser.add_argument(
+        "--patient-until",
+        type=float,
+        default=0.0,
+        help="monotonic time until which clients wait for models",
+    )
+    parser.add_argument(
+        "--stored", nargs="*", default=[], help="NAME=FD of each descriptor that systemd has kept"
+    )
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
-    parser.add_argument("--main-is-master", action="store_true", help="there is no keeper")
-    parser.add_argument("--begun", type=float, help="when the service did; absent: long ago")
-    parser.add_argument("--http", nargs="*", default=[], help="addresses, to be told")
-    parser.add_argument("--grpc", nargs="*", default=[], help="the same")
-    parser.add_argument("--detach", action="store_true", help="be nobody's child")
+    parser.add_argument(
+        "--main-is-master",
+        action="store_true",
+        help="the master is the main process, without a keeper",
+    )
+    parser.add_argument(
+        "--begun", type=float, help="monotonic time of the service's start; absent: long ago"
+    )
+    parser.add_argument("--http", nargs="*", default=[], help="addresses for the greeting")
+    parser.add_argument("--grpc", nargs="*", default=[], help="gRPC addresses for the greeting")
+    parser.add_argument("--detach", action="store_true", help="run as a process without a parent")
     arguments = parser.parse_args()
     if arguments.detach and os.fork():
         # The caller waits for this half only. The other half is no child of gunicorn, which must

@@ -111,8 +111,8 @@ def _first_request(base: str, snapshot: Snapshot) -> str:
 
 
 def _inputs(spec: ModelSpec) -> list[dict[str, object]]:
-    """Return the smallest inputs that a model takes, none if they are too large or a single plain
-    request is not enough."""
+    """Return the smallest inputs that a model takes. Return no inputs if these are too large, or
+    if the model needs more than a single plain request."""
     if spec.decoupled or spec.config.sequence_batching is not UNSET:
         return []
     required = [tensor for tensor in spec.inputs if not tensor.optional]

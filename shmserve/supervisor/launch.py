@@ -6,7 +6,7 @@ The module is light on purpose: the master imports nothing else of the server, a
 - a lock, so that one service owns the run directory
 - a pidfd of itself, by which all processes notice its end
 - the keeper's pipe
-- the addresses of gRPC and of the agent, bound but not listened on, which keeps others out
+- the addresses of gRPC and of the agent, bound but not listened on, to keep other services away
 - the socket of its log
 - the state in `master_state`
 
@@ -55,20 +55,17 @@ from shmserve.supervisor.generations import activation, handover
 from shmserve.supervisor.master_state import MasterState
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
-from shmserve.transport.processes import (
-    FileLock,
-    has_ended,
-    send_signal,
-    spawn_role,
-)
+from shmserve.transport.processes import FileLock, has_ended, send_signal, spawn
 
 _log = logging.getLogger(__name__)
 
-_PREDECESSOR_S = 10.0  # beyond the drain: for the processes of an earlier service to end
+_PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier service to end
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
+SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
 _REPORT_BYTES = 4096
-# Meant for the master: another process would take its sockets or speak in its name.
+# Variables for the master only: by these, another process would take the master's sockets or
+# report in the master's name.
 _MASTER_ONLY = (
     "LISTEN_PID",
     "LISTEN_FDS",
@@ -351,16 +348,15 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     arguments += _state.supervisor_arguments(settings.load_timeout_s, serves(settings))
     arguments += more
     environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
-    process = spawn_role(
-        "supervisor",
-        arguments,
+    process = spawn(
+        [*SUPERVISOR, *arguments],
         keep=(master_pidfd, lock.pin(), *log_fds, *_state.supervisor_fds),
         stdin=_state.failure,
         environ=environ,
         new_session=True,
     )
     try:
-        status = process.wait(_LAUNCH_S)  # of the half that exits once the supervisor is detached
+        status = process.wait(_LAUNCH_S)  # first fork, which exits once the second is detached
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait()

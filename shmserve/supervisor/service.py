@@ -138,13 +138,7 @@ class Supervisor:
             run_dir,
             "supervisor",
             process,
-            LinkHandlers(
-                on_trim=lambda nbytes: None,
-                on_stats=lambda what: {},
-                held_bytes=lambda: 0,
-                on_message=self._from_link,
-                on_fds=self._fds_from_link,
-            ),
+            LinkHandlers(on_message=self._from_link, on_fds=self._fds_from_link),
         )
         self._regions, fds = restored(inherited.stored)
         self._store = FdStore[int](self._stored_regions)
@@ -176,9 +170,7 @@ class Supervisor:
         )
         self._coordinator = CoordinatorProcess(run_dir, commands.coordinator, master_fd)
         self._life = LifeWatch(
-            run_dir,
-            settings.watchdog_s,
-            settings.watchdog_s + settings.drain_timeout_s,
+            run_dir, settings.watchdog_s, settings.watchdog_s + settings.drain_timeout_s
         )
         self._looked_at = 0.0
         self._touched_at = time.monotonic()

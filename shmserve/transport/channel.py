@@ -232,10 +232,8 @@ def listen(path: str, backlog: int = 4096) -> socket.socket:
     replaced."""
     if len(os.fsencode(path)) > 107:
         raise OSError(f"the run directory's path is too long for a Unix socket: {len(path)} bytes")
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.bind(path)
     os.chmod(path, 0o600)

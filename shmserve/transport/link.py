@@ -67,9 +67,9 @@ class LinkHandlers(Struct, frozen=True):
         on_fds: gets messages with descriptors, and must close the descriptors.
     """
 
-    on_trim: Callable[[int], None]
-    on_stats: Callable[[str], dict[str, Any]]
-    held_bytes: Callable[[], int]
+    on_trim: Callable[[int], None] = lambda nbytes: None
+    on_stats: Callable[[str], dict[str, Any]] = lambda what: {}
+    held_bytes: Callable[[], int] = lambda: 0
     on_stop: Callable[[str], None] = lambda reason: None
     loaded: Callable[[], link_messages.Loaded | None] = lambda: None
     acquired: Callable[[], int] = lambda: 0

@@ -45,8 +45,8 @@ class Outbox:
             close_all(entry[1])
 
     def disconnected(self) -> None:
-        """Drop messages for the present coordinator only, all messages with descriptors
-        included."""
+        """Drop messages that make sense only for the present coordinator, such as all messages
+        with descriptors."""
         entries, self._entries = self._entries, deque()
         for message, fds in entries:
             if fds or isinstance(message, VOID):

@@ -17,7 +17,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -72,10 +71,8 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:
     """Signal the process; do nothing if it has ended."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
 
 
 def follow(pidfd: int, stop: Callable[[], None], within_s: float = 4.0) -> None:
@@ -94,29 +91,6 @@ def follow(pidfd: int, stop: Callable[[], None], within_s: float = 4.0) -> None:
     threading.Thread(target=watch, name="shmserve-follow", daemon=True).start()
 
 
-def spawn_role(
-    role: str,
-    arguments: Sequence[str],
-    *,
-    keep: Sequence[int],
-    stdin: BinaryIO | None = None,
-    environ: dict[str, str],
-    new_session: bool,
-) -> subprocess.Popen[bytes]:
-    """Exec ``python -m shmserve.<role>`` in a process group of its own.
-
-    A Ctrl-C at the terminal does not reach the group: the process is stopped by a signal of its
-    own.
-    """
-    return spawn(
-        [sys.executable, "-m", f"shmserve.{role}", *arguments],
-        keep=keep,
-        stdin=stdin,
-        environ=environ,
-        new_session=new_session,
-    )
-
-
 def spawn(
     command: Sequence[str],
     *,
@@ -125,7 +99,8 @@ def spawn(
     environ: dict[str, str] | None = None,
     new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Exec a command with only the standard streams and the descriptors in `keep`."""
+    """Exec a command with only the standard streams and the descriptors in `keep`, in a process
+    group of its own: a Ctrl-C at the terminal is for the master, which stops the process."""
     return subprocess.Popen(
         command,
         stdin=stdin if stdin is not None else subprocess.DEVNULL,
@@ -200,7 +175,7 @@ class FileLock:
     def __init__(self, path: str, fd: int = -1) -> None:
         self._path = path
         self._fd = fd
-        self._held = False
+        self.held = False
 
     def pin(self) -> int:
         """Open or make the file, and return its descriptor. The lock stays with this file,
@@ -230,20 +205,15 @@ class FileLock:
                 " taken for dead and replaced",
                 os.path.basename(self._path).removesuffix(".lock"),
             )
-        self._held = True
+        self.held = True
         return True
 
     def release(self) -> None:
         """Free the lock, and close the file."""
-        self._held = False
+        self.held = False
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    @property
-    def held(self) -> bool:
-        """Return whether this object holds the lock."""
-        return self._held
 
     def intact(self) -> bool:
         """Return whether the path still names the locked file."""

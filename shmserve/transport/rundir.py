@@ -151,10 +151,7 @@ def serve(base: str, generation: str) -> None:
 
 def hand_over(base: str, line: str) -> None:
     """Write down the result of a handover."""
-    path = os.path.join(base, _HANDOVER)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(line)
-    os.replace(path + ".new", path)
+    _replace(os.path.join(base, _HANDOVER), line)
 
 
 def handed_over(base: str) -> str:
@@ -237,9 +234,12 @@ def clean_endpoint(run_dir: str, process: str) -> None:
 
 
 def write_epoch(run_dir: str, epoch: str) -> None:
-    path = os.path.join(run_dir, EPOCH_FILE)
-    with open(path + ".new", "w", encoding="ascii") as file:
-        file.write(epoch)
+    _replace(os.path.join(run_dir, EPOCH_FILE), epoch)
+
+
+def _replace(path: str, text: str) -> None:
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
     os.replace(path + ".new", path)
 
 

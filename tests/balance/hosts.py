@@ -63,7 +63,24 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class Host(RunningServer):
+class InsideServer(RunningServer):
+    """A server in a network namespace, which is asked over a Unix socket."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,  # type: ignore[override]
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = WATCHDOG_S,
+    ) -> tuple[int, dict[str, str], bytes]:
+        with contextlib.closing(UnixConnection(self.unix_path, timeout_s)) as connection:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+
+
+class Host(InsideServer):
     """Service in a namespace, at 10.0.0.11 and so on, as in the configuration."""
 
     def __init__(self, number: int, folder: str) -> None:
@@ -85,19 +102,6 @@ class Host(RunningServer):
         binds = {"HTTP_BIND": f"{address}:8000,unix:{self.unix_path}"}
         binds["GRPC_BIND"] = f"{address}:8001"
         self.environ |= {f"SHMSERVE_{name}": bind for name, bind in binds.items()}
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,  # type: ignore[override]
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = WATCHDOG_S,
-    ) -> tuple[int, dict[str, str], bytes]:
-        with contextlib.closing(UnixConnection(self.unix_path, timeout_s)) as connection:
-            connection.request(method, path, body, dict(headers or {}))
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
 
     def signal_all(self, number: signal.Signals) -> None:
         """To every process of the host; twice, because some may be forked meanwhile."""

@@ -285,11 +285,7 @@ def _kill_one(rig: ClusterRig) -> dict[str, Any]:
     wait_until(lambda: victim not in rig.status().nodes, "a dead node counts still")
     noticed_s = seconds_since(begun)
     rig.wait_ready(dict.fromkeys(BOTH_NODES, 1))
-    return {
-        "killed_with": held,
-        "noticed_s": noticed_s,
-        "all_served_again_s": seconds_since(begun),
-    }
+    return {"killed_with": held, "noticed_s": noticed_s, "all_served_again_s": seconds_since(begun)}
 
 
 def _replace(rig: ClusterRig) -> float:

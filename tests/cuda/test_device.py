@@ -20,13 +20,7 @@ from shmserve.core.registry import Region
 from shmserve.cuda import device_trials
 from shmserve.cuda.device import Device
 from shmserve.cuda.ipc import Handles
-from shmserve.errors import (
-    ConfigError,
-    Internal,
-    InvalidArgument,
-    ResourceExhausted,
-    ShmserveError,
-)
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.cuda_region import CudaRegion
 from shmserve.protocol.control.data_messages import Descriptor, RegionRef, SegmentOffer

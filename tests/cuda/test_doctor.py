@@ -72,7 +72,7 @@ def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
     assert "warn  device 0: cannot pin shared memory: cudaErrorOperatingSystem" in text
     assert "raise the limit of locked memory\n" in text
     assert "warn  device 0: cannot pin memory of frontends: cudaErrorOperatingSystem" in text
-    assert "note  device 0: other devices whose memory it reaches: none\n" in text
+    assert "note  device 0: reaches the memory of devices: none\n" in text
 
 
 @pytest.mark.fake_only

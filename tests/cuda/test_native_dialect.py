@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +21,7 @@ from shmserve.testing.backend_runner import (
     failure,
     load,
 )
-from shmserve.testing.model_files import X_TO_Y, Make, model_maker, native
+from shmserve.testing.model_files import X_TO_Y, Make, native
 from tests.unit.executor.called_models import FakeOtherModels, answer
 
 X = np.arange(4, dtype=np.float32)
@@ -38,11 +37,6 @@ class Model:
         x = request.input("X")
         self.xp.multiply(x, self.two, out=request.output("Y", x.shape))
 """
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 def on_device(body: str) -> str:

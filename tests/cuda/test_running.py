@@ -372,9 +372,7 @@ def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
     assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
 
 
-def test_what_is_wrong_with_the_next_request_is_its_own_affair(
-    bench: Callable[..., Bench],
-) -> None:
+def test_what_is_wrong_with_the_next_request_is_its_own_affair(bench: Callable[..., Bench]) -> None:
     one = bench(add_one)
     good = one.message(one.slot(NUMBERS))
     bad = one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(9, 0, NBYTES)))

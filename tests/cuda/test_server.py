@@ -234,9 +234,7 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         MODELS, environment, model_control="explicit", load_models="plus_one"
     ) as own:
         (first,) = own.pids("executor")
-        document = {
-            "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}],
-        }
+        document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
         assert own.infer("plus_one", document)[0] == 200
         broken.touch()
         status, answer = own.infer("plus_one", document)

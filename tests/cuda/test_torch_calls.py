@@ -66,9 +66,7 @@ class Torch:
         self.usable = True
         self.emptied = 0
         self.cuda = SimpleNamespace(
-            is_available=lambda: self.usable,
-            empty_cache=self._empty,
-            current_device=lambda: 1,
+            is_available=lambda: self.usable, empty_cache=self._empty, current_device=lambda: 1
         )
         self.backends = SimpleNamespace(cudnn=SimpleNamespace(enabled=True))
         self.jit = SimpleNamespace(load=self._load)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +14,7 @@ from shmserve.executor.backends import dlpack
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.testing.backend_runner import FakeDeviceInput, arrays, ask, ask_stream, failure, load
-from shmserve.testing.model_files import X_TO_Y, Make, model_maker, triton
+from shmserve.testing.model_files import X_TO_Y, Make, triton
 
 X = np.arange(4, dtype=np.float32)
 GPU = "cuda:0"
@@ -26,11 +25,6 @@ def told(name: str, value: str) -> str:
 
 
 LEAVE = told("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 def first(body: str) -> str:

@@ -174,10 +174,7 @@ def repeat(client: Any, answers: queue.Queue[Any]) -> None:
     """Check many answers to one request, concurrent requests, and streams with and without an end
     marker."""
     client.async_stream_infer(
-        "repeat_int32",
-        repeated([4, 2, 0, 1], 20),
-        request_id="a",
-        enable_empty_final_response=True,
+        "repeat_int32", repeated([4, 2, 0, 1], 20), request_id="a", enable_empty_final_response=True
     )
     client.async_stream_infer("repeat_int32", repeated([7], 0), request_id="b")
     got: dict[str, list[Any]] = {"a": [], "b": []}

@@ -60,12 +60,7 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
 async def regions(client: Any, module: Any, model: str) -> None:
     """Four regions: both inputs, both outputs."""
     strings = model == "simple_string"
-    arrays = {
-        "INPUT0": LEFT,
-        "INPUT1": RIGHT,
-        "OUTPUT0": LEFT + RIGHT,
-        "OUTPUT1": LEFT - RIGHT,
-    }
+    arrays = {"INPUT0": LEFT, "INPUT1": RIGHT, "OUTPUT0": LEFT + RIGHT, "OUTPUT1": LEFT - RIGHT}
     if strings:
         arrays = {name: bytes_of(array) for name, array in arrays.items()}
     parts: dict[str, Any] = {

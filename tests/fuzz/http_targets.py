@@ -174,12 +174,8 @@ _MODELS = sorted(_SPECS.keys() - {"failing"})
 _CODINGS = ("", "gzip", "deflate", "identity")
 
 
-def inference(data: bytes) -> None:
-    """A body through the whole application, after bytes for model, coding, and size of the JSON
-    part."""
-    choice, length, body = data[:1] or b"\0", int.from_bytes(data[1:3], "big"), data[3:]
-    model, coding = _MODELS[choice[0] % len(_MODELS)], _CODINGS[choice[0] >> 6]
-    environ = {
+def inference_environ(model: str, body: bytes) -> dict[str, Any]:
+    return {
         "REQUEST_METHOD": "POST",
         "PATH_INFO": f"/v2/models/{model}/infer",
         "QUERY_STRING": "",
@@ -191,6 +187,14 @@ def inference(data: bytes) -> None:
         "wsgi.errors": io.StringIO(),
         "CONTENT_LENGTH": str(len(body)),
     }
+
+
+def inference(data: bytes) -> None:
+    """A body through the whole application, after bytes for model, coding, and size of the JSON
+    part."""
+    choice, length, body = data[:1] or b"\0", int.from_bytes(data[1:3], "big"), data[3:]
+    model, coding = _MODELS[choice[0] % len(_MODELS)], _CODINGS[choice[0] >> 6]
+    environ = inference_environ(model, body)
     if length:
         environ["HTTP_INFERENCE_HEADER_CONTENT_LENGTH"] = str(length)
     if coding:

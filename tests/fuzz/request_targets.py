@@ -59,14 +59,17 @@ def model_infer_seeds() -> list[bytes]:
     full.parameters["x"].double_param = 0.5
     region = full.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 300])
     region.parameters["shared_memory_region"].string_param = "r"
+    region.parameters["shared_memory_byte_size"].int64_param = 1200
     full.inputs.add(name="INPUT1", datatype="FP16", shape=[2])
     full.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 3
     full.raw_input_contents.append(b"abcd" * 20)
     typed = pb.ModelInferRequest(model_name="identity")
     for name, values in (
         ("bool_contents", [True, False]),
+        ("int_contents", [-1, 300, 1 << 30]),
         ("int64_contents", [-1, 1 << 40]),
         ("uint_contents", [1, 1 << 31]),
+        ("uint64_contents", [1 << 63]),
         ("fp32_contents", [1.5, 2.5]),
         ("fp64_contents", [0.1]),
         ("bytes_contents", [b"", b"xyz"]),
@@ -183,5 +186,5 @@ def config_json_seeds() -> list[bytes]:
     return [
         b'{"backend":"python","max_batch_size":4,"input":[{"name":"IN","data_type":"TYPE_FP32",'
         b'"dims":[-1]}],"output":[{"name":"OUT","data_type":"TYPE_FP32","dims":["2"]}],'
-        b'"parameters":{"a":{"string_value":"b"}},"dynamic_batching":{}}',
+        b'"parameters":{"a":{"string_value":"b"}},"dynamic_batching":{}}'
     ]

@@ -84,12 +84,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     assert server.leaks() == []
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(POOL) as executor:
-        yield executor
-
-
 def ask(
     server: RunningServer, model: str, command: str, **parameters: int
 ) -> tuple[int, dict[str, str], Any]:

@@ -142,7 +142,7 @@ def test_a_client_socket_of_another_server(
         client = shmserve.client.connect(f"unix:{server.unix_path}", control)
     with client:
         assert not client.shared_memory
-        assert "is another" in client.why_no_shared_memory
+        assert "belongs to another server" in client.why_no_shared_memory
     assert regions_of(conformance_server) == []
 
 

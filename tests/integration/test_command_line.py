@@ -57,7 +57,7 @@ def test_a_service_without_keeper_or_systemd_is_not_handed_over(server: RunningS
     done = shmserve(server, "reload", environ=environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "shmserve: the generation before serves on: gunicorn was started directly, so its end would"
+        "shmserve: the old generation serves on: gunicorn was started directly, so its end would"
         " be the end of the service for whoever did that; start it with `shmserve serve`\n"
     )
     assert server.pids("master") == masters

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve import config
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
 from shmserve.testing.running_server import RunningServer, wait_until
+from tests.holding import kill_executor
 from tests.integration.region_client import Client, Memory
 
 Array = np.ndarray[Any, Any]
@@ -184,20 +184,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     assert running.leaks() == []
 
 
-@pytest.fixture
-def frontend(server: RunningServer) -> Iterator[Dispatcher]:
-    """Dispatcher in this process. Afterwards no process may hold slots."""
-    made = Dispatcher(config.load(server.environ))
-    made.start()
-    wait_until(lambda: made.snapshot().ready, "the models are not ready")
-    yield made
-    memory = made.memory
-    wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
-    wait_until(lambda: not memory.forwarded, "outputs of executors are held")
-    wait_until(lambda: not server.show("slots"), "slots of executors are held")
-    made.close()
-
-
 def run(
     frontend: Dispatcher, model: str, array: Array, **options: Any
 ) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -293,12 +279,6 @@ def test_a_stream_through_other_steps(frontend: Dispatcher, server: RunningServe
     assert (status, answer["outputs"][0]["data"]) == (200, [3, 5, 7])
 
 
-def kill(server: RunningServer, instance: str) -> None:
-    (pid,) = server.pids(f"executor {instance}")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: pid not in server.processes(), "it lives on")
-
-
 def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningServer) -> None:
     errors: list[ShmserveError] = []
 
@@ -315,7 +295,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
         lambda: any(p.in_flight for p in list(pools.values()) if p.instance.name == "left/1/0"),
         "the second step has not begun",
     )
-    kill(server, "left/1/0")
+    kill_executor(server, "left/1/0")
     thread.join()
     (error,) = errors
     assert isinstance(error, ExecutorLost)
@@ -326,7 +306,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     with call:
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
-        threading.Timer(0.3, kill, (server, "left/1/0")).start()
+        threading.Timer(0.3, kill_executor, (server, "left/1/0")).start()
         with pytest.raises(ExecutorLost, match=r"the executor of model 'left' died.*step 'left'"):
             next(answers)
     server.wait_instances()

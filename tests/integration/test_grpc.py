@@ -288,8 +288,7 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
         os.kill(victim, signal.SIGKILL)
         while not server.pids("grpc") or victim in server.pids("grpc"):
             status, answer = server.infer(
-                "echo",
-                {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]},
+                "echo", {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
             )
             assert status == 200, answer
         seen = counts["right"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve import config
 from shmserve._generated import grps_pb2
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
@@ -20,6 +17,7 @@ from shmserve.errors import ExecutorLost, ModelFailure, ShmserveError, Unavailab
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.testing.running_server import ROOT, RunningServer, wait_until
+from tests.holding import kill_executor
 
 Array = np.ndarray[Any, Any]
 PIPELINES = "line=scale,shift,scale;words=chain,native,echo;bad=native,shift"
@@ -33,20 +31,6 @@ def server() -> Iterator[RunningServer]:
     with made:
         yield made
     assert made.leaks() == []
-
-
-@pytest.fixture
-def frontend(server: RunningServer) -> Iterator[Dispatcher]:
-    """Dispatcher in this process. Afterwards it may hold no slots."""
-    server.wait_ready()
-    made = Dispatcher(config.load(server.environ))
-    made.start()
-    wait_until(lambda: made.snapshot().ready, "the models are not ready")
-    yield made
-    memory = made.memory
-    wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
-    wait_until(lambda: not memory.forwarded, "outputs of executors are held")
-    made.close()
 
 
 def answers(
@@ -267,12 +251,6 @@ def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: Runnin
     assert row["total"] >= 1
 
 
-def kill(server: RunningServer, instance: str) -> None:
-    (pid,) = server.pids(f"executor {instance}")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: pid not in server.processes(), "it lives on")
-
-
 def busy(frontend: Dispatcher, instance: str, requests: int = 1) -> bool:
     peers = list(frontend.executors.pools.values())
     return sum(p.in_flight for p in peers if p.instance.name == instance) >= requests
@@ -295,7 +273,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     thread = threading.Thread(target=work)
     thread.start()
     wait_until(lambda: busy(frontend, "shift/1/0"), "the second model has not begun")
-    kill(server, victim)
+    kill_executor(server, victim)
     thread.join()
     (result,) = results
     if isinstance(result, Unavailable | WorkLost):
@@ -323,7 +301,7 @@ def test_a_project_that_is_killed_in_the_middle_comes_back(
     for thread in threads:
         thread.start()
     wait_until(lambda: busy(frontend, "echo/1/0", 3), "the requests have not begun")
-    kill(server, "echo/1/0")
+    kill_executor(server, "echo/1/0")
     for thread in threads:
         thread.join()
     assert len(errors) == 3

@@ -101,10 +101,7 @@ def test_callers_and_actions(server: Keyed, tmp_path: Path, door: str) -> None:
         ({}, expected(door, *ACTIONS, other="")),  # the server's own user, here
         (ELSEWHERE, expected(door, other="401")),
         ({**ELSEWHERE, "shmserve-key": "wrong"}, expected(door, other="401")),
-        (
-            {**ELSEWHERE, "shmserve-key": server.keys["user"]},
-            expected(door, "read", other="403"),
-        ),
+        ({**ELSEWHERE, "shmserve-key": server.keys["user"]}, expected(door, "read", other="403")),
         (
             {**ELSEWHERE, "Authorization": f"Bearer {server.keys['operator']}"},
             expected(door, "read", "load", "log", "offline", other="403"),

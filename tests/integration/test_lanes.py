@@ -22,14 +22,7 @@ from shmserve.protocol.control import client_messages as control
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.lane_messages import LaneOutput, LaneTensor, LaneWindow
 from shmserve.testing.running_server import RunningServer, open_fds, wait_until
-from tests.integration.lane_client import (
-    Program,
-    RawLane,
-    command,
-    floats,
-    in_region,
-    request,
-)
+from tests.integration.lane_client import Program, RawLane, command, floats, in_region, request
 
 MODELS = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS: dict[str, Any] = {

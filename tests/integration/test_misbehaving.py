@@ -152,9 +152,7 @@ def test_what_a_model_has_forked_ends_with_it(shared: RunningServer, tmp_path: P
     assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
 
 
-def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
-    hasty: RunningServer,
-) -> None:
+def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(hasty: RunningServer) -> None:
     (pid,) = hasty.pids("executor misbehaving")
     answers: dict[str, tuple[int, Any]] = {}
 

@@ -52,12 +52,6 @@ def server(models: Path) -> Iterator[RunningServer]:
     assert server.leaks() == []
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as executor:
-        yield executor
-
-
 def ask(server: RunningServer, model: str, command: str = "run", **more: Any) -> tuple[int, Any]:
     tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
     return server.infer(model, {"inputs": [tensor], **more})

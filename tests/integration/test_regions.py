@@ -152,8 +152,7 @@ def kill(server: RunningServer, *roles: str) -> None:
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     wait_until(
-        lambda: all(set(server.pids(role)) - set(victims) for role in roles),
-        f"other {roles}",
+        lambda: all(set(server.pids(role)) - set(victims) for role in roles), f"other {roles}"
     )
     server.wait_linked()
 

@@ -81,12 +81,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     assert server.leaks() == []
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as executor:
-        yield executor
-
-
 def post(
     server: RunningServer, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
 ) -> tuple[int, Any]:

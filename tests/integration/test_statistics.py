@@ -158,7 +158,7 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Runni
     assert other["inference_stats"]["success"]["count"] == seen["misbehaving"][200]
     assert other["inference_stats"]["fail"]["count"] >= seen["misbehaving"][500]
     assert {row["name"] for row in counted.get("/v2/models/stats")[1]["model_stats"]} == {
-        *("echo", "misbehaving", "pair"),
+        *("echo", "misbehaving", "pair")
     }
     key = ("shmserve_requests_total", "model=pair", "protocol=http", "version=1")
     assert samples(counted)[key] == 6 * 23

@@ -8,14 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
-from tests.balance.hosts import UnixConnection
+from shmserve.testing.running_server import ROOT, WATCHDOG_S, wait_until
+from tests.balance.hosts import InsideServer
 from tests.needs import ip
 from tests.torch.test_server import write
 
@@ -51,7 +51,7 @@ while True:
 """
 
 
-class WatchedServer(RunningServer):
+class WatchedServer(InsideServer):
     """A server in a network namespace with a loopback device only, to which all packets go."""
 
     def __init__(self, folder: Path, name: str, **environ: str) -> None:
@@ -90,19 +90,6 @@ class WatchedServer(RunningServer):
 
     def recorded(self) -> list[str]:
         return self.records.read_text().splitlines()[1:]
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,  # type: ignore[override]
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = WATCHDOG_S,
-    ) -> tuple[int, dict[str, str], bytes]:
-        with contextlib.closing(UnixConnection(self.unix_path, timeout_s)) as connection:
-            connection.request(method, path, body, dict(headers or {}))
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
 
     def infer(self, model: str, **inputs: tuple[str, list[int]]) -> int:  # type: ignore[override]
         """Ask a model with zeros; return the status. `inputs`: datatype and shape by name."""

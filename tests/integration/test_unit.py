@@ -35,11 +35,7 @@ def start_confined(server, folder, *options):
 def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
     """Layout as in the unit: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
-    server = RunningServer(
-        model_control="explicit",
-        load_models="identity",
-        http_workers=1,
-    )
+    server = RunningServer(model_control="explicit", load_models="identity", http_workers=1)
     server.unix_path = f"{tmp_path}/http.sock"
     server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{server.unix_path}"
     server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{tmp_path}/grpc.sock"

@@ -62,7 +62,7 @@ def _run(*command: str | Path, **environ: str) -> None:
 
 
 def _need(debian: str, *programs: str | Path) -> None:
-    missing = [str(p) for p in programs if not (shutil.which(str(p)) or Path(p).is_dir())]
+    missing = [str(p) for p in programs if not (shutil.which(str(p)) or Path(p).exists())]
     if missing:
         raise Missing(f"{', '.join(missing)} is missing: apt-get install {debian}")
 
@@ -150,9 +150,11 @@ def _ruby() -> Client:
 
 
 def _java() -> Client:
-    debian = "default-jdk-headless libgrpc-java libnetty-java libperfmark-java libgoogle-gson-java"
-    debian += " libgeronimo-annotation-1.3-spec-java protobuf-compiler-grpc-java-plugin"
-    _need(debian, "javac", "grpc_java_plugin")
+    debian = "default-jdk-headless libgrpc-java libprotobuf-java libnetty-java libperfmark-java"
+    debian += " libgoogle-gson-java libgeronimo-annotation-1.3-spec-java"
+    debian += " protobuf-compiler-grpc-java-plugin"
+    jars = [_JARS / f"{name}.jar" for name in ("grpc-api", "protobuf", "netty-common")]
+    _need(debian, "javac", "grpc_java_plugin", *jars)
     folder, classes = BUILD / "java", BUILD / "java-classes"
     path = ":".join(str(_JARS / f"{name}.jar") for name in _JAVA_LIBRARIES)
     if _stale(classes / "Client.class", "Client.java"):

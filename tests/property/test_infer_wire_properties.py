@@ -18,6 +18,7 @@ from shmserve.protocol.protobuf.infer_wire import (
     response_parts,
 )
 from shmserve.tensor.dtypes import DATATYPES
+from tests.fuzz.request_targets import model_infer_seeds
 from tests.property import wild_wire
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -74,33 +75,8 @@ def test_a_response_is_what_protobuf_reads(
 
 def _samples() -> list[bytes]:
     """Return requests that use every field."""
-    full = pb.ModelInferRequest(model_name="identity", model_version="1", id="né")
-    full.parameters["sequence_id"].int64_param = -5
-    full.parameters["priority"].uint64_param = 1 << 63
-    full.parameters["sequence_start"].bool_param = True
-    full.parameters["x"].double_param = 0.5
-    region = full.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 300])
-    region.parameters["shared_memory_region"].string_param = "r"
-    region.parameters["shared_memory_byte_size"].int64_param = 1200
-    full.inputs.add(name="INPUT1", datatype="FP16", shape=[2])
-    output = full.outputs.add(name="OUTPUT0")
-    output.parameters["classification"].int64_param = 3
-    full.raw_input_contents.append(b"abcd" * 50)
-    typed = pb.ModelInferRequest(model_name="identity")
-    for name, values in (
-        ("bool_contents", [True, False]),
-        ("int_contents", [-1, 300, 1 << 30]),
-        ("int64_contents", [-1, 1 << 40]),
-        ("uint_contents", [1, 1 << 31]),
-        ("uint64_contents", [1 << 63]),
-        ("fp32_contents", [1.5, 2.5]),
-        ("fp64_contents", [0.1]),
-        ("bytes_contents", [b"", b"xyz"]),
-    ):
-        tensor = typed.inputs.add(name=name, datatype="INT32", shape=[len(values)])
-        getattr(tensor.contents, name).extend(values)
+    messages = model_infer_seeds()
     group = b"\x5b\x08\x01\x12\x03abc\x5c"
-    messages = [full.SerializeToString(), typed.SerializeToString()]
     return [*messages, messages[0] + messages[1], group + messages[1] + group]
 
 

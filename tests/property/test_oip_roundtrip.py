@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
@@ -20,6 +19,7 @@ from shmserve.protocol.oip.request import parse_request
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
+from tests.fuzz.http_targets import inference_environ
 
 LIMITS = Settings()
 _APP = create_app(fake_models.dispatcher(), LIMITS)  # type: ignore[arg-type]
@@ -164,19 +164,8 @@ def test_any_json_is_answered_in_order(document: Any, tail: bytes, model: str, o
     """Through the whole application: an answer or an error of the client, never a 5xx."""
     head = json.dumps(document).encode()
     body = head + tail
-    environ = {
-        "REQUEST_METHOD": "POST",
-        "PATH_INFO": f"/v2/models/{model}/infer",
-        "QUERY_STRING": "",
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "wsgi.url_scheme": "http",
-        "wsgi.input": io.BytesIO(body),
-        "wsgi.errors": io.StringIO(),
-        "CONTENT_LENGTH": str(len(body)),
-        "HTTP_INFERENCE_HEADER_CONTENT_LENGTH": str(len(head) + offset),
-    }
+    environ = inference_environ(model, body)
+    environ["HTTP_INFERENCE_HEADER_CONTENT_LENGTH"] = str(len(head) + offset)
     started: list[Any] = []
     result = _APP(environ, lambda status, fields, _=None: started.append(int(status[:3])))
     answer = b"".join(result)

@@ -134,21 +134,14 @@ def test_the_format_of_a_key_is_stable() -> None:
 def test_what_depends_on_more_than_its_request_has_no_key() -> None:
     entry, snapshot = ready(1), Snapshot("e", 1)
     assert revisions(entry, snapshot) == ("m/1@1",)
-    for other in (
-        replace(entry, spec=replace(SPEC, decoupled=True)),
-        replace(entry, instances=()),
-    ):
+    for other in (replace(entry, spec=replace(SPEC, decoupled=True)), replace(entry, instances=())):
         assert revisions(other, snapshot) is None
 
 
 # ------------------------------------------------ one request over several protocols
 
 ARRAYS = st.lists(st.integers(0, 255), min_size=1, max_size=5)
-GIVEN = st.dictionaries(
-    st.sampled_from(["x", "y", "timeout"]),
-    st.integers(0, 9),
-    max_size=2,
-)
+GIVEN = st.dictionaries(st.sampled_from(["x", "y", "timeout"]), st.integers(0, 9), max_size=2)
 
 
 def inline(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, bytes]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.unit.rig import Rig
 
 ONCE_A_SECOND = (
     "shmserve.dispatch.process.dispatcher._MAINTENANCE_S",
@@ -22,3 +25,10 @@ def _often() -> Iterator[None]:
         for name in ONCE_A_SECOND:
             patch.setattr(name, 0.1)
         yield
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()

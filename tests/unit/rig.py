@@ -38,6 +38,7 @@ from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.config_document import SequenceEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.testing.running_server import wait_until
 from shmserve.transport import channel as channels
 from shmserve.transport.channel import close_all
 from shmserve.transport.pending_requests import Make
@@ -224,6 +225,15 @@ class Rig:
         self.models[spec.name] = {spec.version: entry}
         self.writer.publish(Snapshot("cafe0123", 0, models=self.models, complete=True))
         return entry
+
+    def assert_nothing_held(self) -> None:
+        memory = self.dispatcher.memory
+        wait_until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
+        wait_until(lambda: not memory.forwarded, "outputs are still passed on")
+        for pool in self.dispatcher.executors.pools.values():
+            pool.flush()
+        for executor in self.executors:
+            wait_until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
 
     def close(self) -> None:
         self.dispatcher.close()

@@ -88,7 +88,7 @@ def _run_directory(settings: Settings) -> Finding:
     free = space.f_bavail * space.f_frsize
     short = free < _RUN_BYTES or (space.f_files and space.f_favail < _RUN_INODES)
     text = f"{free >> 10} KiB and {space.f_favail} inodes are free"
-    todo = "free some: what changes may not be published (run_dir)" if short else ""
+    todo = "free space: without it the server cannot publish changes (run_dir)" if short else ""
     return Finding("warn" if short else "ok", "run directory", text, todo)
 
 
@@ -116,6 +116,6 @@ def _locked_memory(has_devices: bool) -> Finding:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("ok", "locked memory", "unlimited")
-    todo = "a service with GPUs wants LimitMEMLOCK=infinity (in a shell: ulimit -l unlimited)"
+    todo = "set LimitMEMLOCK=infinity for a service with GPUs (in a shell: ulimit -l unlimited)"
     level: Level = "warn" if has_devices else "note"
     return Finding(level, "locked memory", f"at most {limit >> 10} KiB", todo)

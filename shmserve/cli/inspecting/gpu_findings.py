@@ -24,7 +24,7 @@ _FILES = ("nvidiactl", "nvidia-uvm")
 _NVRTC = "if NVRTC is missing: pip install 'cupy-cuda12x[ctk]'"
 _CUBLAS = "models that need cuBLAS cannot run: pip install 'cupy-cuda12x[ctk]'"
 _NO_IPC = "without CUDA's IPC clients cannot use CUDA regions; it needs /dev/shm, too"
-_STAGED = "inputs that come over HTTP and gRPC are copied slower"
+_STAGED = "copies of inputs from HTTP and gRPC are slower"
 
 
 def findings(lacking: Level) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ def _driver(lacking: Level, present: Sequence[Gpu]) -> Finding:
     if version:
         return Finding("ok", "NVIDIA driver", version)
     if present:
-        return Finding("ok", "NVIDIA driver", "there, its version is not known")
+        return Finding("ok", "NVIDIA driver", "loaded, of unknown version")
     return Finding(lacking, "NVIDIA driver", "none is loaded, models run on the CPU", _DRIVER)
 
 
@@ -62,7 +62,7 @@ def _device_files(lacking: Level) -> Iterator[Finding]:
             todo = "have root run `nvidia-modprobe -u -c 0` when the host starts"
             yield Finding(lacking, path, "is not there", todo)
         elif not os.access(path, os.R_OK | os.W_OK):
-            todo = "permit it to this user, and in the service's DeviceAllow"
+            todo = "give this user access, also by the service's DeviceAllow"
             yield Finding(lacking, path, "cannot be opened", todo)
 
 
@@ -71,7 +71,7 @@ def _present(present: Sequence[Gpu]) -> Iterator[Finding]:
     for index, gpu in enumerate(present):
         description = library and nvml.bounded(partial(_description, library, index))
         mig = f", MIG mode with {len(gpu.parts)} devices" if gpu.mig else ""
-        yield Finding("ok", f"GPU {index}", (description or "its name is not known") + mig)
+        yield Finding("ok", f"GPU {index}", (description or "of unknown name") + mig)
 
 
 def _description(library: Any, index: int) -> str:
@@ -88,7 +88,7 @@ def _visible(lacking: Level, present: Sequence[Gpu]) -> Iterator[Finding]:
     value = "not set" if setting is None else f"'{setting}'"
     text = f"{value}, devices that a server sees: {len(tokens)}"
     if not tokens:
-        yield Finding(lacking, numbering.VARIABLE, text, "name devices that are there")
+        yield Finding(lacking, numbering.VARIABLE, text, "name existing devices")
     elif len(parts) > 1 and not (setting or "").startswith("MIG-"):
         todo = f"CUDA shows one MIG device; for all of them set it to {','.join(parts)}"
         yield Finding("note", numbering.VARIABLE, text, todo)
@@ -152,7 +152,7 @@ def _trials(lacking: Level, environ: Environ, first: int, count: int) -> Iterato
         yield from _device(lacking, f"device {first + ordinal}", device, sharing)
         if len(device.peers) + 1 < len(facts.devices):
             others = ", ".join(map(str, device.peers)) or "none"
-            text = f"other devices whose memory it reaches: {others}"
+            text = f"reaches the memory of devices: {others}"
             yield Finding("note", f"device {first + ordinal}", text)
 
 

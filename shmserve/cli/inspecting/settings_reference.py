@@ -20,11 +20,16 @@ _HEAD = """# Settings
 
 <!-- Written by `make docs` (`shmserve settings --markdown`): change shmserve/settings/ instead. -->
 
-A setting is a key of the TOML file that `SHMSERVE_CONFIG` names, and an environment variable,
-which wins: `http_bind` is `SHMSERVE_HTTP_BIND`. `shmserve settings` shows what holds and where it
-is from, `shmserve settings NAME` explains a setting, `shmserve check` says what is wrong: all of it
-at once, each with its place, what was given and what would do. A server with a wrong or unknown
-setting does not start. Secrets are never shown.
+After this page you can set everything that a server lets you set. Set a key of the TOML file that
+`SHMSERVE_CONFIG` names, or an environment variable, which wins: `http_bind` is
+`SHMSERVE_HTTP_BIND`.
+
+- `shmserve settings` shows the settings in effect and their sources, never secrets.
+- `shmserve settings NAME` explains a setting.
+- `shmserve check` names every error at once, with its place, the given value and allowed values. A
+  server with a wrong or unknown setting does not start.
+
+An example of a file:
 
     model_repository = ["/srv/models"]
     pool_bytes = "8GiB"
@@ -34,21 +39,20 @@ setting does not start. Secrets are never shown.
     [pipelines]
     pipe = ["preprocess", "classify"]
 
-- A table is a prefix: `[http] bind` is `http_bind`, `[http.tls] cert` is `http_tls_cert`. What is
-  set both ways is refused. Settings that are tables themselves (`pipelines`, `host_policies`) have
-  their entries there.
+- A table is a prefix: `[http] bind` is `http_bind`, `[http.tls] cert` is `http_tls_cert`. A setting
+  in both forms is an error. `pipelines` and `host_policies` are tables themselves, with an entry
+  per name.
 - Sizes (`…_bytes`) are bytes, or texts with a unit: `k`, `M`, `G`, `T` and `KiB`, `MiB`, `GiB`,
   `TiB` are powers of 1024, `kB`, `MB`, `GB`, `TB` of 1000; capitals do not matter.
 - Times (`…_s`) are seconds, or texts with a unit: `ms`, `s`, `min`, `h`, `d`.
-- In a variable, items of a list are separated by `,` (of `…_restricted_…` by `;`), and tables are
+- In a variable, `,` separates the items of a list (in `…_restricted_…` `;`), and a table is
   `name=item,item;other=item`.
-
-Relative paths begin in the directory in which the server was started.
+- Relative paths begin in the directory in which the server was started.
 """
 _GONE = """## Settings that are gone
 
-Until 0.4 a server with one of these settings starts if the value is what holds now, and warns of
-it; any other value is refused. `shmserve check` lists all of them at once.
+Until 0.4 a server with one of these settings warns and starts if the value is the present one in
+this table, and does not start with any other value. `shmserve check` lists all of them at once.
 """
 
 
@@ -126,7 +130,7 @@ def _lines(declared: dict[str, Declared]) -> Iterator[str]:
 
 def _gone() -> Iterator[str]:
     yield _GONE
-    yield "| since | setting | what holds now | why, and what to do |"
+    yield "| since | setting | present value | why, and what to do |"
     yield "|---|---|---|---|"
     for name, retired in sorted(RETIRED.items()):
         yield f"| {retired.since} | `{name}` | `{retired.shown(name)}` | {retired.advice(name)} |"

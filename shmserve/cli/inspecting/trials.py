@@ -70,7 +70,7 @@ class Trial:
                 return msgspec.json.decode(line, type=kind)
             if ended is not None:
                 errors = _content(self._errors).decode(errors="replace").rstrip()
-                last = errors.rpartition("\n")[2] or "nothing was said"
+                last = errors.rpartition("\n")[2] or "no output"
                 raise TrialFailed(f"a trial ended with {describe_status(ended)}: {last}")
             if time.monotonic() > deadline:
                 raise TrialFailed(f"a trial gave no answer within {DEADLINE_S:g} s")

@@ -31,12 +31,12 @@ def problem(instance: Instance, timeout_s: float) -> str:
             command, input=messages.encode(instance), capture_output=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        return f"it did not load within {timeout_s:g} s (load_timeout_s)"
+        return f"the model did not load within {timeout_s:g} s (load_timeout_s)"
     last = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     if last.startswith(_MARK):
         return last.removeprefix(_MARK)
     if done.returncode:
-        return f"its process ended while it loaded the model: {describe_status(done.returncode)}"
+        return f"the process ended while it loaded the model: {describe_status(done.returncode)}"
     return ""
 
 

@@ -34,7 +34,7 @@ class GrpcDoor:
         for name, array in inputs.items():
             datatype = dtypes.from_numpy(array.dtype)
             if datatype is None:
-                raise ConfigError(f"--input {name}: {array.dtype} is no datatype of a tensor")
+                raise ConfigError(f"--input {name}: tensors cannot have the datatype {array.dtype}")
             request.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
             request.raw_input_contents.append(_raw(array, datatype.itemsize))
         self._request = request.SerializeToString()

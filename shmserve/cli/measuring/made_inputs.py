@@ -35,7 +35,9 @@ def make(
     given = dict(_read(text) for text in files)
     names = [str(tensor["name"]) for tensor in metadata]
     for name in given.keys() - set(names):
-        raise ConfigError(f"--input: the model has no input '{name}', but {', '.join(names)}")
+        raise ConfigError(
+            f"--input: the model has no input '{name}'; its inputs are {', '.join(names)}"
+        )
     generator = np.random.default_rng(_SEED)
     return {
         name: given[name] if name in given else _made(tensor, batch, size, generator)

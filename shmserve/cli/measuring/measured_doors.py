@@ -91,7 +91,9 @@ class ClientDoor:
         self._warm += 1
         # A lane needs the output sizes, which the client learns from the first requests
         if result.transport != _TRANSPORTS[self._over] and self._warm > 3:
-            raise Unavailable(f"the request went over {result.transport} instead (docs/client.md)")
+            raise Unavailable(
+                f"the request went over {result.transport} instead (docs/shared_memory.md)"
+            )
         return result.receipt or {}
 
     def __enter__(self) -> Self:

@@ -29,7 +29,7 @@ def http(settings: Settings, url: str | None) -> str:
     if address.startswith("unix:"):
         return address
     if not address or settings.http_tls_cert:
-        raise ConfigError("http_bind: none without TLS that can be used from here; give --url")
+        raise ConfigError("http_bind: no address without TLS can be used from here; give --url")
     return f"http://{address}"
 
 
@@ -40,7 +40,7 @@ def grpc(settings: Settings, address: str | None) -> str:
     if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
     if not address and settings.grpc_tls_cert and not target.startswith("unix:"):
-        raise ConfigError("grpc_bind: no address without TLS that can be used from here")
+        raise ConfigError("grpc_bind: no address without TLS can be used from here")
     return target
 
 
@@ -71,7 +71,7 @@ class Asking:
             try:
                 key = Path(key_file).read_text().strip()
             except (OSError, UnicodeDecodeError) as ex:
-                raise ConfigError(f"--key-file: it cannot be read: {ex}") from None
+                raise ConfigError(f"--key-file: cannot be read: {ex}") from None
             self._headers = {"Authorization": f"Bearer {key}"}
         try:
             self._transport = Transport(url, timeout_s)

@@ -15,11 +15,11 @@ _EXAMPLES = ("add_sub", "digits", "identity", "identity_bytes", "noop", "repeat_
 _NEEDS = {"digits": "onnxruntime"}  # packages installed by pip with shmserve[onnx]
 _FILE = "shmserve.toml"
 _SETTINGS = """\
-# Settings of shmserve. `shmserve settings` shows what holds, `shmserve check` what is wrong.
+# `shmserve settings` shows the settings in effect, `shmserve check` finds errors.
 
 model_repository = [{repository}]
-# model_control = "explicit"        # clients load and unload models; "poll": what is in the folder
-# load_models = ["*"]               # with "explicit": what is loaded at the start
+# model_control = "explicit"        # clients load and unload models; "poll": the folder decides
+# load_models = ["*"]               # with "explicit": models to load at the start
 # pool_bytes = "1GiB"               # all shared memory; default: half of /dev/shm
 
 [http]

@@ -26,8 +26,8 @@ def main(arguments: argparse.Namespace) -> int:
     holder = rundir.lock(rundir.serving(base), "master").holder_pidfd()
     if holder is None:
         raise Unavailable(
-            f"no server has the run directory {base}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR must be"
-            " as the server has it"
+            f"no server has the run directory {base}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR must be "
+            "those of the server"
         )
     pid, master = holder
     if settings.reload == "workers":
@@ -37,8 +37,8 @@ def main(arguments: argparse.Namespace) -> int:
     outcome = _hand_over(settings, base, master)
     generation, _, state = outcome.partition(" ")
     if state != rundir.SERVES:
-        raise Unavailable(f"the generation before serves on: {state.removeprefix('failed: ')}")
-    print(f"generation {generation} serves, the one before ends")
+        raise Unavailable(f"the old generation serves on: {state.removeprefix('failed: ')}")
+    print(f"generation {generation} serves, the old generation ends")
     return 0
 
 
@@ -60,7 +60,7 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
         if has_ended(master):
             raise Unavailable("the server has ended")
         time.sleep(_LOOK_S)
-    raise Unavailable("the handover did not begin or has ended without a word; the log says more")
+    raise Unavailable("the handover did not begin, or ended without a result; see the log")
 
 
 def _await_earlier(settings: Settings, base: str) -> None:

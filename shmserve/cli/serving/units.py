@@ -42,8 +42,8 @@ def main(arguments: argparse.Namespace) -> int:
     hidden = next((folder for folder in _HIDDEN if app.is_relative_to(folder)), "")
     if hidden:
         print(
-            f"shmserve: the service would not see {app}: the unit keeps {hidden} out of its sight;"
-            " install into /opt (python3 -m venv /opt/shmserve), or PIPX_HOME=/opt/pipx",
+            f"shmserve: the service cannot see {app}: the unit hides {hidden}; install into "
+            "/opt (python3 -m venv /opt/shmserve), or with PIPX_HOME=/opt/pipx",
             file=sys.stderr,
         )
     print("next, as root:  systemd-sysusers && systemctl daemon-reload")

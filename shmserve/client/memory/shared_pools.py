@@ -24,8 +24,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 _STATUS_S = 10.0
 _SERVICES = "/run/shmserve"  # systemd's run directory, which root makes and other users can reach
 _NOWHERE = (
-    "no client socket is known for this address: connect to the unix:/PATH of http_bind beside"
-    f" which it is, or name it (control, or {CONTROL_VARIABLE})"
+    "no client socket is known for this address: connect to a unix:/PATH of http_bind in the "
+    f"socket's folder, or name the socket (control, or {CONTROL_VARIABLE})"
 )
 
 
@@ -146,7 +146,7 @@ class SharedMemoryPools:
                 if reply.status == 200:
                     self.why_not = ""
                     return pool, control
-                reason = f"the server at the client socket {path} is another"
+                reason = f"the client socket {path} belongs to another server"
             except InferenceError as ex:
                 reason = f"the server does not say whether it sees memory: {ex.message}"
         self.why_not = reason

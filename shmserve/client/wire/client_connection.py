@@ -93,7 +93,7 @@ class ControlConnection:
         """Send a question and return the reply with its descriptors; raises as `register`."""
         end = time.monotonic() + within_s
         if not self._lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("others are still asking the server")
+            raise DeadlineExceeded("other threads are still asking the server")
         try:
             patience_s = 0.0 if expected is wire.LaneOpened else self._patience_s
             until = time.monotonic() + patience_s
@@ -118,7 +118,7 @@ class ControlConnection:
             raise from_code(Code(reply.code), reply.text)
         if not isinstance(reply, expected):
             close_all(received)
-            raise PeerDied("the server gave no proper reply")
+            raise PeerDied("the server's reply is not the expected one")
         return reply, received
 
     def _connect(self, end: float) -> Channel:

@@ -57,7 +57,7 @@ def _read(library: Library, paths: Paths, run_dir: str, name: str, overrides: st
             with open(os.path.join(folder, rundir.OVERRIDE_CONFIG), encoding="utf-8") as file:
                 config = file.read()
         except OSError:
-            raise ConfigError("the overrides are not there any more") from None
+            raise ConfigError("the files of the load request are gone") from None
     if not kept:
         directory = library.locate(paths, name)
     mark = library.fingerprint(directory)  # taken before reading, so later changes are noticed

@@ -346,7 +346,7 @@ def _listen(path: str, for_everybody: bool) -> socket.socket:
     what each may do."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(f"something else than a socket is at {path}")
+            raise OSError(f"{path} exists and is not a socket")
     except FileNotFoundError:
         pass
     listener = listen(path)

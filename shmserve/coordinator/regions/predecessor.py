@@ -36,13 +36,7 @@ class Predecessor:
             run_dir,
             _ROLE,
             process,
-            LinkHandlers(
-                on_trim=lambda nbytes: None,
-                on_stats=lambda what: {},
-                held_bytes=lambda: 0,
-                on_message=lambda message: self._came(message, []),
-                on_fds=self._came,
-            ),
+            LinkHandlers(on_message=lambda message: self._came(message, []), on_fds=self._came),
         )
         self._link.start()
 

@@ -114,7 +114,7 @@ class RegionRegistrations:
             elif fd is not None:
                 os.close(fd)
         close_all(list(remaining_fds))
-        self._drop(list(message.gone), "the other generation's clients took it back", now)
+        self._drop(list(message.gone), "its client unregistered it at the other generation", now)
         if self.sharing.first and message.next_number:  # numbers of both generations must differ
             self.book.skip_to(message.next_number + _APART)
         self.sharing.taken(message)
@@ -314,7 +314,8 @@ class RegionRegistrations:
             text = "its region killed an executor"
             flight_recorder.record("region strike", f"uid {uid}", text)
             _log.warning(
-                "a region killed an executor: its owner's are copied", extra=log_fields(uid=uid)
+                "a region killed an executor: its owner's regions are copied from now on",
+                extra=log_fields(uid=uid),
             )
             self._changed = True
         return new

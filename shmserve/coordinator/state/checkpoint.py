@@ -84,7 +84,7 @@ _decode = msgpack_decoder(Checkpoint)
 class CheckpointFile:
     def __init__(self, run_dir: str, epoch: str) -> None:
         self._path = os.path.join(run_dir, FILE)
-        self._file = ReplacedFile(self._path)
+        self.file = ReplacedFile(self._path)
         self._epoch = epoch
         self._written = b""
 
@@ -99,19 +99,10 @@ class CheckpointFile:
         return checkpoint if checkpoint.epoch == self._epoch else None
 
     def write(self, reconciler: Reconciler, instances: Instances, tried: dict[str, str]) -> None:
-        """Replace the file if the state has changed. If writing fails, `late` is true."""
+        """Replace the file if the state has changed. If writing fails, `file.late` is true."""
         data = _encode(describe(self._epoch, reconciler, instances, tried))
-        if data != self._written and self._file.write(data):
+        if data != self._written and self.file.write(data):
             self._written = data
-
-    @property
-    def late(self) -> bool:
-        """True if the file lacks the last change."""
-        return self._file.late
-
-    def keep_room(self) -> None:
-        """Allocate room for the next change, unless allocated already."""
-        self._file.keep_room()
 
 
 def describe(

@@ -34,13 +34,13 @@ def _obstacle(entry: ModelEntry) -> str:
     if spec.steps:
         return f"{name} is an ensemble, which has no lanes"
     if config.sequence_batching is not UNSET:
-        return f"{name} has sequences and no lanes"
+        return f"{name} has sequences, and therefore no lanes"
     if spec.caches_answers:
-        return f"{name} has its responses cached and no lanes"
+        return f"{name} has a response cache, and therefore no lanes"
     if any(group.rate_limiter is not UNSET for group in config.groups):
-        return f"{name} has its rate limited and no lanes"
+        return f"{name} has a rate limiter, and therefore no lanes"
     if entry.trace is not None:
-        return f"{name} is traced and has no lanes meanwhile"
+        return f"{name} has no lanes while it is traced"
     return ""
 
 

@@ -181,7 +181,7 @@ class Reconciler:
         late = now - self._workers_seen_at >= WORKERS_S
         if not late or self.draining or "http" in self.unserved:
             return []
-        reason = f"none has come for {WORKERS_S:g} s"
+        reason = f"none has connected for {WORKERS_S:g} s"
         return [
             LogForOperators("not ready: no HTTP worker serves", LogFields(reason=reason)),
             *self.serving("http", reason),

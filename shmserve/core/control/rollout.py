@@ -148,7 +148,7 @@ class Rollouts:
         if problems:
             model.end_load(problems, problems)
             self._leave(model, coming, now, 0.0)
-            text = "load failed, the model as it was goes on"
+            text = "load failed, the old model serves on"
             about = LogFields(model=model.name, reason=model.error)
             return [LogForOperators(text, about), Publish(), Desire()]
         if not coming.complete:

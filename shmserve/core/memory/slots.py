@@ -89,17 +89,9 @@ class Slot:
     """
 
     __slots__ = (
-        "generation",
-        "leases",
-        "nbytes",
-        "number",
-        "offset",
-        "order",
-        "segment",
-        "size",
-        "state",
+        "generation", "leases", "nbytes", "number", "offset", "order", "segment", "size", "state",
         "view",
-    )
+    )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number

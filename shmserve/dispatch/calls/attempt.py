@@ -35,13 +35,7 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.protocol.control import messages
-from shmserve.protocol.control.data_messages import (
-    Answer,
-    Cancel,
-    Credit,
-    Descriptor,
-    Execute,
-)
+from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Descriptor, Execute
 from shmserve.waiting import installed
 
 _TICK_S = 1.0  # period of checking whether the client is still there
@@ -117,18 +111,9 @@ class Attempt:
     """
 
     __slots__ = (
-        "_cancellation",
-        "_entry",
-        "_executors",
-        "_message",
-        "_options",
-        "_timeout_s",
-        "abandoned",
-        "deadline_ns",
-        "overdue",
-        "pool",
-        "unfinished",
-    )
+        "_cancellation", "_entry", "_executors", "_message", "_options", "_timeout_s",
+        "abandoned", "deadline_ns", "overdue", "pool", "unfinished",
+    )  # fmt: skip
 
     def __init__(
         self,

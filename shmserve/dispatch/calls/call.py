@@ -15,21 +15,11 @@ from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.calls.attempt import Attempt, Cancellation
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account, CallScope
-from shmserve.dispatch.outcome import (
-    Outcome,
-    OutputTensor,
-    RunOptions,
-    StreamLimits,
-    error_of,
-)
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits, error_of
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
-from shmserve.errors import (
-    Cancelled,
-    ProtocolViolation,
-    StaleDescriptor,
-)
+from shmserve.errors import Cancelled, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
@@ -49,23 +39,10 @@ class Call(CallScope):
     """A request, as a context manager. Not for use by two threads, except `cancel`."""
 
     __slots__ = (
-        "_answer",
-        "_attempt",
-        "_cancellation",
-        "_deadline_ns",
-        "_held",
-        "_held_bytes",
-        "_inputs",
-        "_memory",
-        "_options",
-        "_plane",
-        "_pool",
-        "_slots",
-        "_timeout_s",
-        "account",
-        "entry",
+        "_answer", "_attempt", "_cancellation", "_deadline_ns", "_held", "_held_bytes", "_inputs",
+        "_memory", "_options", "_plane", "_pool", "_slots", "_timeout_s", "account", "entry",
         "receipt",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, plane: DataPlane, entry: ModelEntry, options: RunOptions, cancellable: bool = False
@@ -215,12 +192,7 @@ class Call(CallScope):
             traceparent=account.traceparent if traced else "",
         )
         self._attempt = Attempt(
-            plane.executors,
-            self.entry,
-            message,
-            self._timeout_s,
-            options,
-            self._cancellation,
+            plane.executors, self.entry, message, self._timeout_s, options, self._cancellation
         )
         return self._attempt
 

@@ -123,11 +123,13 @@ class EnsembleSteps:
             if not answer.outputs:
                 continue
             if given:
-                raise Internal("it gave more than one answer, and nobody has asked for a stream")
+                raise Internal(
+                    "the model gave more than one answer, and the request asked for no stream"
+                )
             given = True
             self._keep(run, call, answer)
         if not given:
-            raise Internal("it gave no answer")
+            raise Internal("the model gave no answer")
 
     def _keep(self, run: Run, call: AnyCall, answer: Outcome) -> None:
         """Pass a step's outputs on to other steps and to answers."""
@@ -159,7 +161,7 @@ class EnsembleSteps:
                 if value is not None:
                     given[tensor] = value
                 elif passed:
-                    raise Internal(f"it gave no output '{name}'")
+                    raise Internal(f"the model gave no output '{name}'")
         except BaseException:
             self.tensors.release(given.values())
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import threading
+from typing import NamedTuple
 
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
@@ -17,20 +18,11 @@ from shmserve.protocol.control.data_messages import leases
 from shmserve.shm.arena import ArenaMemory
 
 
-class _Orphan:
-    __slots__ = ("connection", "leases", "number", "pool")
-
-    def __init__(
-        self,
-        pool: ExecutorPool,
-        connection: ExecutorConnection,
-        number: int,
-        leases: list[tuple[int, int]],
-    ) -> None:
-        self.pool = pool
-        self.connection = connection
-        self.number = number
-        self.leases = leases
+class _Orphan(NamedTuple):
+    pool: ExecutorPool
+    connection: ExecutorConnection
+    number: int
+    leases: list[tuple[int, int]]
 
 
 class OrphanedRequests:

@@ -155,7 +155,7 @@ class CoordinatorClient:
             timeout_s = self._settings.load_timeout_s + _BEYOND_S
             answer, fds = self._answer(make, ModelAnswer, timeout_s)
         except Unavailable:
-            raise DeadlineExceeded("the request has not been done in time; it goes on") from None
+            raise DeadlineExceeded("the request has not ended in time, and goes on") from None
         close_all(fds)
         _check(answer)
 
@@ -173,9 +173,7 @@ class CoordinatorClient:
     ) -> HistoryReport:
         """Return the recent history; see `AskHistory`."""
         content = self._file(
-            "history",
-            lambda ticket, _: AskHistory(ticket, level, since, life, brief),
-            HistoryGiven,
+            "history", lambda ticket, _: AskHistory(ticket, level, since, life, brief), HistoryGiven
         )
         with _readable("history"):
             size = len(content)

@@ -13,12 +13,7 @@ from typing import Any
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.core.live_settings import initial
-from shmserve.core.registry import (
-    LiveInstance,
-    ModelEntry,
-    Snapshot,
-    require_ready,
-)
+from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot, require_ready
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.failure_reasons import reason_of
 from shmserve.core.stats.request_counters import MAX_COUNTED
@@ -38,12 +33,7 @@ from shmserve.dispatch.pool.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.pool.rest import Rest
 from shmserve.dispatch.process.coordinator_client import CoordinatorClient
 from shmserve.dispatch.traces.tracing import Tracer
-from shmserve.errors import (
-    ArenaExhausted,
-    NotFound,
-    ShmserveError,
-    Unavailable,
-)
+from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
 from shmserve.observe import flight_recorder, gauges
 from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
@@ -67,10 +57,7 @@ class Dispatcher:
     requests come."""
 
     def __init__(
-        self,
-        settings: Settings,
-        role: str = "http",
-        settle: Callable[[], None] = lambda: None,
+        self, settings: Settings, role: str = "http", settle: Callable[[], None] = lambda: None
     ) -> None:
         self.settings = settings
         self.process = ids.new_process_id(role, os.getpid())
@@ -247,7 +234,7 @@ class Dispatcher:
                 pause_s = _RESTING_S if self.rest.resting else _MAINTENANCE_S
                 self.tracer.flush(self.coordinator.take_traces)
             except Exception:
-                log.exception("maintenance failed; it goes on")
+                log.exception("one round of maintenance failed")
                 pause_s = _MAINTENANCE_S
                 time.sleep(_MAINTENANCE_S)
 

@@ -48,7 +48,7 @@ def write(
     except BaseException as ex:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(ex, FileExistsError | NotADirectoryError | IsADirectoryError):
-            text = "two files of the request have paths that contradict"
+            text = "the paths of two files of the request contradict each other"
             raise InvalidArgument(text) from None
         if isinstance(ex, OSError):
             about = log_fields(model=model, error=ex.strerror)

@@ -157,7 +157,7 @@ class Tracer:
             traces, self._granted = self._granted, []
             self._send(traces, refused, self._sender)
         if dropped:
-            _log.warning("%d traces are lost: more than could be written", dropped)
+            _log.warning("%d traces are lost: they came faster than they could be written", dropped)
 
     def _refusals_granted(self, wanted: int, take: Take) -> int:
         """Return how many of `wanted` traces may be written."""

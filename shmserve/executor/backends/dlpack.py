@@ -58,11 +58,7 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = (
-        ("tensor", _Tensor),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 _api = ctypes.pythonapi

@@ -87,7 +87,7 @@ class Doorway:
         try:
             channel = transport.accept(self._listener)
         except OSError as ex:  # no descriptor is left; waiting frontends go on waiting
-            log.warning("no channel accepted: %s", ex.strerror)
+            log.warning("a channel could not be accepted: %s", ex.strerror)
             time.sleep(_NO_DESCRIPTOR_S)
             return None
         if channel is not None:

@@ -207,7 +207,7 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
     if answer.error_code:
         error = from_code(Code(answer.error_code), answer.error)
         if call.late and answer.error_code == Code.CANCELLED:
-            error = DeadlineExceeded("the stream, or its next answer, took longer than it may")
+            error = DeadlineExceeded("the stream, or its next answer, came too late")
         return refused(answer.request, error, answer.final)
     outputs: list[LaneTensor] = []
     total = 0

@@ -113,7 +113,7 @@ class LanePeers:
         try:
             self._counting.open()
         except OSError as ex:
-            log.error("lane not taken", extra=log_fields(error=ex))
+            log.error("lane refused", extra=log_fields(error=ex))
             return False
         return True
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from setproctitle import setproctitle
@@ -155,10 +156,8 @@ class Executor:
                 loaded[0].close()
             self.calls.close()
             self.link.close()
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.run_dir, self.endpoint))
-            except FileNotFoundError:
-                pass
         return 0
 
     def _load(self) -> tuple[Backend, ModelSpec]:

@@ -117,7 +117,7 @@ class ModelCalls:
             try:
                 action()
             except ShmserveError as ex:
-                log.warning("what a call held did not come back: %s", ex)
+                log.warning("memory of a call was not given back: %s", ex)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         try:

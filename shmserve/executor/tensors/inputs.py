@@ -45,20 +45,9 @@ class Input:
     """
 
     __slots__ = (
-        "_arriving",
-        "_devices",
-        "_model",
-        "_near",
-        "_over",
-        "base",
-        "buffer",
-        "copied",
-        "datatype",
-        "lease",
-        "moved",
-        "name",
-        "shape",
-    )
+        "_arriving", "_devices", "_model", "_near", "_over", "base", "buffer", "copied",
+        "datatype", "lease", "moved", "name", "shape",
+    )  # fmt: skip
 
     device = CPU
 

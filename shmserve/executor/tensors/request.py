@@ -35,21 +35,9 @@ class ExecutorRequest:
     """A request that the executor runs; implements `backend.Request`."""
 
     __slots__ = (
-        "_counted",
-        "_watch",
-        "callers",
-        "deadline_ns",
-        "id",
-        "inputs",
-        "offers",
-        "parameters",
-        "places",
-        "requested",
-        "rescheduled",
-        "responses",
-        "traceparent",
-        "workspace",
-    )
+        "_counted", "_watch", "callers", "deadline_ns", "id", "inputs", "offers", "parameters",
+        "places", "requested", "rescheduled", "responses", "traceparent", "workspace",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -188,7 +188,7 @@ class Workspace:
             self.regions.tell_closed()
         device = self.devices.opened
         if device is not None and device.lost:
-            log.critical("ending, the device is lost: %s", device.lost)
+            log.critical("ending, because the device is lost: %s", device.lost)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def trim(self, idle_s: float) -> None:

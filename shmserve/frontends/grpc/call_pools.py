@@ -227,7 +227,7 @@ class ClientDeadlines:
         for context, due in list(self._due.items()):
             if now >= due:
                 self.met(context)
-                _log.info("cancelled a call: %s kept it waiting for too long", context.peer())
+                _log.info("cancelled a call: it waited too long for %s", context.peer())
                 context.give_up()
         if self._due or any(map(len, self._silent)):
             self.tick_soon()
@@ -306,7 +306,7 @@ class CallPools:
         self.watchers = CallPool(
             AdmissionLimits(MAX_WATCHERS, caller_share=share),
             silent(small_s),
-            f"{MAX_WATCHERS} watch already",
+            f"{MAX_WATCHERS} watchers of health are open already",
         )
         small = AdmissionLimits(_SMALL_CALLS, SMALL_RUNNING, share)
         self.health = CallPool(small, silent(small_s))

@@ -11,12 +11,7 @@ import falcon
 import msgspec
 from falcon import Request, Response
 
-from shmserve.errors import (
-    ShmserveError,
-    Unauthenticated,
-    Unavailable,
-    UnsupportedEncoding,
-)
+from shmserve.errors import ShmserveError, Unauthenticated, Unavailable, UnsupportedEncoding
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.request_ids import (
     HEADER,

@@ -19,8 +19,8 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 _SCHEMA = "#/components/schemas/{name}"
 _DESCRIPTION = """\
-The Open Inference Protocol V2 with Triton's extensions, and what this server adds. Tags are the
-categories of http_restricted_api. Models may answer paths of their own besides."""
+The Open Inference Protocol V2 with Triton's extensions, and additions of this server. Tags are the
+categories of http_restricted_api. Models may add paths of their own."""
 _BINARY_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -150,8 +150,8 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         {"name": name, "in": "query", "schema": text} for name in operation.query
     ]
     if operation.tensors:
-        length = "bytes of the JSON part, where raw tensors follow it; 0: there is none"
-        receipt = "1: the answer's header of this name tells what was copied, and the times"
+        length = "bytes of the JSON part, if raw tensors follow; 0: no JSON part"
+        receipt = "1: the answer's header of this name tells copied bytes and times"
         parameters += [
             _header(_BINARY_LENGTH, {"type": "integer", "minimum": 0}, length),
             _header("shmserve-receipt", {"type": "string", "const": "1"}, receipt),

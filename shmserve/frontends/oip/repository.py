@@ -55,10 +55,7 @@ class Repository:
         return sorted(rows, key=lambda row: (row.name, len(row.version), row.version))
 
     def load(
-        self,
-        name: str,
-        parameters: Mapping[str, Parameter | bytes],
-        caller: Callable[[], Caller],
+        self, name: str, parameters: Mapping[str, Parameter | bytes], caller: Callable[[], Caller]
     ) -> None:
         """Load a model, or load a model again. Return once the model serves.
 

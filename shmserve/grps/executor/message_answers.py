@@ -73,7 +73,7 @@ class Answers:
         """End with an error, which follows the answers that were sent."""
         with self._lock:
             if self.ended:
-                log.warning("an error after the last answer cannot be told: %s", error.message)
+                log.warning("an error after the last answer is dropped: %s", error.message)
             else:
                 self._send(Response(error=error), True)
 

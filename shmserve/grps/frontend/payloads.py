@@ -2,7 +2,7 @@
 
 Tensors go to the inputs of their names, nameless tensors to the inputs in the model's order. Text
 and bytes go to the model's single input for text or bytes. A model that takes the message gets the
-message. docs/compatibility.md has the table.
+message. docs/grps.md has the table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WIDENED = {
     "UINT32": GrpsDataType.DT_INT64,
     "UINT64": GrpsDataType.DT_INT64,
 }
-# datatype of a model -> element type that GRPS carries it in; datatypes not listed above are small
+# datatype of a model -> GRPS's element type for its values; datatypes not listed above are small
 # floats
 DTYPES = dict.fromkeys(DATATYPES, GrpsDataType.DT_FLOAT32) | _PLAIN | _WIDENED
 
@@ -248,7 +248,7 @@ def _sources(
 
 
 def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> InferInput:
-    """Return a tensor as the checks of inputs take it, with the size of its elements."""
+    """Return a tensor in the form that input checks take, with the size of its elements."""
     dtype = tensor.dtype
     if dtype not in GrpsDataType.__members__.values() or dtype == GrpsDataType.DT_INVALID:
         raise InvalidArgument(f"tensor '{name}' has no dtype that is known: {dtype}")

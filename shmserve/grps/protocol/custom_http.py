@@ -31,22 +31,6 @@ class HttpAnswer(Struct, frozen=True, array_like=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-_encoder = msgspec.msgpack.Encoder()
-_requests = msgpack_decoder(RequestHead)
-_answers = msgpack_decoder(HttpAnswer)
-
-
-def encode(head: RequestHead | HttpAnswer) -> bytes:
-    return _encoder.encode(head)
-
-
-def decode_request(data: bytes | memoryview) -> RequestHead:
-    """Decode the head of a request. Raises UnreadableMessage."""
-    head: RequestHead = _requests(data)
-    return head
-
-
-def decode_answer(data: bytes | memoryview) -> HttpAnswer:
-    """Decode the head of an answer; raises as `decode_request`."""
-    head: HttpAnswer = _answers(data)
-    return head
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgpack_decoder(RequestHead)  # raises UnreadableMessage, as the next
+decode_answer = msgpack_decoder(HttpAnswer)

@@ -55,14 +55,9 @@ class GrpsStatus(Struct, frozen=True):
 
 
 NUMPY: dict[int, np.dtype[Any]] = {
-    GrpsDataType.DT_UINT8: np.dtype(np.uint8),
-    GrpsDataType.DT_INT8: np.dtype(np.int8),
-    GrpsDataType.DT_INT16: np.dtype(np.int16),
-    GrpsDataType.DT_INT32: np.dtype(np.int32),
-    GrpsDataType.DT_INT64: np.dtype(np.int64),
-    GrpsDataType.DT_FLOAT16: np.dtype(np.float16),
-    GrpsDataType.DT_FLOAT32: np.dtype(np.float32),
-    GrpsDataType.DT_FLOAT64: np.dtype(np.float64),
+    kind: np.dtype(kind.name.removeprefix("DT_").lower())
+    for kind in GrpsDataType
+    if kind not in (GrpsDataType.DT_INVALID, GrpsDataType.DT_STRING)
 }
 _OF_NUMPY = {kind: number for number, kind in NUMPY.items()}
 

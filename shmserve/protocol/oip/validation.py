@@ -17,12 +17,7 @@ from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.answer import no_json_form
 from shmserve.protocol.oip.json_request import MAX_INT64
 from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
-from shmserve.protocol.oip.request import (
-    InferInput,
-    InferOutput,
-    InferRequest,
-    RegionWindow,
-)
+from shmserve.protocol.oip.request import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 

@@ -22,15 +22,7 @@ import numpy as np
 
 from shmserve.config import Settings
 from shmserve.protocol import bounds
-from shmserve.protocol.protobuf.wire import (
-    FIXED32,
-    FIXED64,
-    LEN,
-    VARINT,
-    Malformed,
-    uint32,
-    varint,
-)
+from shmserve.protocol.protobuf.wire import FIXED32, FIXED64, LEN, VARINT, Malformed, uint32, varint
 
 LARGE_BYTES = 64 << 10  # from this size on, a copy costs more than a place
 _RAW = 0x3A

@@ -30,7 +30,7 @@ from shmserve.protocol.triton_config.backend_kinds import (
     PYTHON,
     BackendKind,
 )
-from shmserve.protocol.triton_config.batching import check_batching
+from shmserve.protocol.triton_config.batching import check_batch_tensors, check_batching
 from shmserve.protocol.triton_config.config_parts import (
     VersionPolicy,
     is_plain_file_name,
@@ -42,7 +42,6 @@ from shmserve.protocol.triton_config.document import document_of
 from shmserve.protocol.triton_config.ensemble_steps import ensemble_steps
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
-from shmserve.protocol.triton_config.ragged_batches import check_batch_tensors
 from shmserve.protocol.triton_config.sequences import check_sequences
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
 from shmserve.tensor.config_document import ConfigDocument

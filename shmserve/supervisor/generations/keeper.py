@@ -55,6 +55,8 @@ _PASSED = {
 _HEARD = {*_PASSED, signal.SIGCHLD}
 _PIPE_BYTES = 4096
 _LAST_S = 10.0  # processes of a master that was killed end within 5 s
+_SAY_S = 1.0  # longest wait for a line to go out
+_AGAIN_S = 0.05  # repeats the alarm, in case the first came before the write began
 
 
 def main() -> int:
@@ -74,8 +76,7 @@ def main() -> int:
     masters = _Masters(master)
     _keep(masters, reading)
     if not _await_descendants() and not masters.status and not masters.ending:
-        text = "shmserve: the main process ended, and what it had started goes on: killing it\n"
-        os.write(2, text.encode())
+        _say("the main process ended, and what it had started goes on: killing it")
         return 1
     return 128 - masters.status if masters.status < 0 else masters.status
 
@@ -97,9 +98,23 @@ def _become(command: list[str], keeper: int, writing: int, mask: set[int]) -> No
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execv(command[0], command)
     except OSError as ex:
-        os.write(2, f"shmserve: {command[0]} cannot be started: {ex.strerror}\n".encode())
+        _say(f"{command[0]} cannot be started: {ex.strerror}")
     finally:
         os._exit(127)
+
+
+def _say(text: str) -> None:
+    """Write a line to stderr, or give up: nobody may read stderr, and the keeper must end."""
+    signal.signal(signal.SIGALRM, _give_up)
+    with contextlib.suppress(OSError):
+        signal.setitimer(signal.ITIMER_REAL, _SAY_S, _AGAIN_S)
+        os.write(2, f"shmserve: {text}\n".encode())
+    with contextlib.suppress(OSError):
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError
 
 
 def _close_all_but(kept_fd: int) -> None:

@@ -88,7 +88,7 @@ class Frontends:
             return ""
         if self.failures < _FAILURES and now < self._idle_since + _PATIENCE_S:
             return None
-        return self._last_end or f"none has begun to listen within {_PATIENCE_S:g} s"
+        return self._last_end or f"no process has begun to listen within {_PATIENCE_S:g} s"
 
     def excuse(self, now: float) -> None:
         """Restart the patience: processes are not allowed to listen yet."""

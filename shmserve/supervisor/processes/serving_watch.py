@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _ROLE = "grpc"
 _ATTEMPTS = 3  # processes tried at a start of the service
-_STARTING = "none has begun to listen yet"
+_STARTING = "no process has begun to listen yet"
 
 
 class ServingWatch:

@@ -75,4 +75,4 @@ class KeyFile:
                 self._changes.forget()
                 if ex.message != self._failure:
                     self._failure = ex.message
-                    _log.error("%s; keys as before: %d", ex.message, len(self._keys))
+                    _log.error("%s; the old keys stay valid: %d", ex.message, len(self._keys))

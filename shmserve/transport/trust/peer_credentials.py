@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from shmserve.core.caller import Caller
 from shmserve.transport.trust.process_identity import of_peer, started_at
-from shmserve.transport.trust.remote_addresses import RemoteAddresses
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -48,9 +47,49 @@ _REMEMBERED = 256
 # socket inode -> path in /proc of the descriptor that last led to it
 _seen: OrderedDict[int, str] = OrderedDict()
 
+_ANY = ("0.0.0.0", "::")
 REMOTE = Caller()
-_remote = RemoteAddresses(())
 _SocketEntry = tuple[int, int, int]  # state, uid, inode
+
+
+class RemoteAddresses:
+    """Set of listening addresses behind a proxy, where no caller counts as local.
+
+    Addresses have the form of the settings: ``HOST:PORT``, ``[::1]:PORT``, ``unix:PATH``. An
+    address of all interfaces stands for its port on every interface.
+    """
+
+    def __init__(self, binds: Iterable[str]) -> None:
+        self._paths: set[str] = set()
+        self._pairs: set[tuple[str, int]] = set()
+        self._ports: set[int] = set()
+        for bind in binds:
+            if bind.startswith("unix:"):
+                self._paths.add(os.path.abspath(bind.removeprefix("unix:")))
+            else:
+                self._add(bind)
+
+    def _add(self, bind: str) -> None:
+        host, _, port = bind.rpartition(":")
+        for *_, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            if address[0] in _ANY:
+                self._ports.add(int(port))
+            else:
+                self._pairs.add((str(address[0]), int(port)))
+
+    def __contains__(self, own: object) -> bool:
+        """Return whether `own`, a connection's local address from `getsockname`, is in the set."""
+        if isinstance(own, str):
+            return bool(self._paths) and os.path.abspath(own) in self._paths
+        if not isinstance(own, tuple) or not (self._pairs or self._ports):
+            return False
+        host = str(own[0]).removeprefix("::ffff:")
+        return own[1] in self._ports or (host, own[1]) in self._pairs
+
+
+_remote = RemoteAddresses(())
 
 
 def take_as_remote(binds: Iterable[str]) -> None:

@@ -93,7 +93,7 @@ class Certificates:
                     self._changes.forget()  # the fault may pass
                     if ex.message != self._failure:
                         self._failure = ex.message
-                        _log.error("%s; certificates as before", ex.message)
+                        _log.error("%s; the old certificates stay in use", ex.message)
         return self._context
 
     def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes, bytes]]:

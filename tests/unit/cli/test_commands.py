@@ -76,7 +76,7 @@ def test_the_package_is_a_program(monkeypatch, capsys) -> None:
         (["show", "nothing"], "invalid choice: 'nothing'"),
         (["load"], "required: MODEL"),
         (["load", "m", "--url", "ftp://x"], "--url: a server's address is"),
-        (["load", "m", "--key-file", "/none"], "--key-file: it cannot be read"),
+        (["load", "m", "--key-file", "/none"], "--key-file: cannot be read"),
         (["load", "m", "--url", "http://127.0.0.1:1"], "from the server at http://127.0.0.1:1: "),
         (["load", "m", "--url", "unix:/no/sock"], "from the server at unix:/no/sock: [Errno 2]"),
         (["unload", "m"], "no answer from the server"),

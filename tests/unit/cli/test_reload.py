@@ -62,4 +62,4 @@ def test_a_second_reload_is_for_the_generation_that_the_first_one_has_begun(
         finally:
             ends.join()
             second.stdin.close()
-    assert capsys.readouterr().out == "generation g2 serves, the one before ends\n"
+    assert capsys.readouterr().out == "generation g2 serves, the old generation ends\n"

@@ -4,8 +4,6 @@ once."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,13 +26,6 @@ from tests.unit.dispatch.test_dispatch import (
 from tests.unit.rig import SPEC, Rig
 
 ONES = np.ones(3, np.float32)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 @pytest.mark.parametrize("model", [into_offer, own_array, its_input])

@@ -30,12 +30,7 @@ class Sequences:
         self.alive.remove(sequence)
 
     def push(
-        self,
-        name: str,
-        flags: str = "",
-        kind: str = "",
-        deadline_ns: int = 0,
-        expires_ns: int = 0,
+        self, name: str, flags: str = "", kind: str = "", deadline_ns: int = 0, expires_ns: int = 0
     ) -> None:
         sequence = name.partition("/")[0]
         start, end = "start" in flags, "end" in flags

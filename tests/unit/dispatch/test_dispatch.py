@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,6 @@ from shmserve.executor.backend import Output, Request, Response
 from tests.unit.rig import SPEC, Rig
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.close()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

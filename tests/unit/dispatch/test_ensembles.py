@@ -99,15 +99,6 @@ class Models:
             outputs = call.execute().outputs
             return {o.name: np.frombuffer(bytes(o.view), np.float32) for o in outputs}
 
-    def assert_nothing_held(self) -> None:
-        memory = self.rig.dispatcher.memory
-        until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
-        until(lambda: not memory.forwarded, "outputs are still passed on")
-        for pool in self.rig.dispatcher.executors.pools.values():
-            pool.flush()
-        for executor in self.rig.executors:
-            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
-
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -137,11 +128,12 @@ def test_branches_with_and_without_threads(made: Any, threads: int) -> None:
         assert list(found) == ["OUT", "a"]
         np.testing.assert_array_equal(found["OUT"], 2 * ARRAY + 11)
         np.testing.assert_array_equal(found["a"], ARRAY + 1)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_a_step_that_is_sent_has_begun(made: Any) -> None:
-    """Where another cannot run then, the whole must not look as if nothing had."""
+    """If another step then cannot run, the ensemble's request must not look as if it had not
+    begun."""
     begun, failed = threading.Event(), threading.Event()
 
     def waits(request: Request) -> Response:
@@ -165,7 +157,7 @@ def test_a_step_that_is_sent_has_begun(made: Any) -> None:
 def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also around another ensemble, whose steps count where they are sent."""
+    """Also for an ensemble inside: steps count in the ensemble that sends them."""
     wait = Attempt._wait
 
     def refused(*arguments: Any) -> Any:
@@ -215,7 +207,7 @@ def test_an_optional_input(made: Any) -> None:
     np.testing.assert_array_equal(models.run("e", {"IN": ARRAY})["OUT"], ARRAY + 1)
     found = models.run("e", {"IN": ARRAY, "EXTRA": ARRAY})
     np.testing.assert_array_equal(found["OUT"], 2 * ARRAY + 1)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_what_an_answer_says_of_sequences_is_not_said_to_the_next_step(made: Any) -> None:
@@ -249,7 +241,7 @@ def test_only_what_is_asked_for_is_computed_and_given(made: Any) -> None:
     assert list(models.run("e", {"IN": ARRAY}, outputs=("b",))) == ["b"]
     assert list(models.run("e", {"IN": ARRAY})) == ["a", "b"]
     assert asked == [("MORE",), ("OUT", "MORE")]
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_an_ensemble_in_an_ensemble(made: Any) -> None:
@@ -261,7 +253,7 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     models = made(BRANCHES, outer)
     models.serve(one=plus(1), ten=plus(10), sum=sums)
     np.testing.assert_array_equal(models.run("outer", {"IN": ARRAY})["OUT"], 3 * (ARRAY + 1) + 12)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     counts = {name: rows[name, "1"].succeeded for name in ("outer", "e", "one", "ten", "sum")}
     assert counts == {"outer": 1, "e": 1, "one": 2, "ten": 1, "sum": 2}
@@ -297,8 +289,8 @@ def test_later_answers_have_as_long_as_those_of_any_stream(
         next(answers)
         from_ns = time.monotonic_ns()
         assert not next(answers).final
-    assert deadlines[0] >= from_ns + 30 * 10**9  # not the remainder that earlier steps have left
-    models.assert_nothing_held()
+    assert deadlines[0] >= from_ns + 30 * 10**9  # not the remaining time after earlier steps
+    models.rig.assert_nothing_held()
 
 
 def test_a_whole_stream_begins_with_its_first_step(made: Any) -> None:
@@ -309,7 +301,7 @@ def test_a_whole_stream_begins_with_its_first_step(made: Any) -> None:
         next(answers)
         with pytest.raises(DeadlineExceeded, match="stream_timeout_s"):
             next(answers)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_an_error_ends_the_steps_beside_it(made: Any) -> None:
@@ -331,7 +323,7 @@ def test_an_error_ends_the_steps_beside_it(made: Any) -> None:
     with pytest.raises(ModelFailure, match=r"^in ensemble 'e', no such luck \(step 'ten'\)$"):
         models.run("e", {"IN": ARRAY})
     assert ended.wait(30)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     assert rows["e", "1"].failed == 1
     assert ("sum", "1") not in rows
@@ -359,7 +351,7 @@ def test_cancelling_ends_all_that_run(made: Any) -> None:
         with pytest.raises(Cancelled):
             call.execute()
         thread.join()
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_a_call_that_is_never_run_gives_its_slots_back(made: Any) -> None:
@@ -371,7 +363,7 @@ def test_a_call_that_is_never_run_gives_its_slots_back(made: Any) -> None:
         call.cancel()
         with pytest.raises(Cancelled):
             call.execute()
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_a_clients_tensor_that_a_step_cannot_take(made: Any) -> None:
@@ -382,7 +374,7 @@ def test_a_clients_tensor_that_a_step_cannot_take(made: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"tensor 'IN' has shape \[5\], but.*step 'four'"):
         models.run("e", {"IN": ARRAY[:5]})
     assert models.run("e", {"IN": ARRAY[:4]})["OUT"].size == 4
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
@@ -396,8 +388,7 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
 
 
 def counts(request: Request) -> None:
-    """Answer as often as the first element says: with that number, the next, …; then a bare
-    end."""
+    """Answer n times, n being the first element: with n, n + 1, …; then an end without outputs."""
     assert request.responses is not None
     first = request.inputs["IN"].numpy()[0]
     for number in range(int(first)):
@@ -422,7 +413,7 @@ def streamed(models: Models, inputs: dict[str, Array], **options: Any) -> list[l
 
 
 TWO = np.full(3, 2, np.float32)
-# Behind a stream: two branches that meet, with a tensor that is there once
+# Behind a stream: two branches that meet, with a tensor from outside of the stream
 MIDDLE = ensemble(
     "e", "IN", "OUT once",
     step("one", "IN", "once"), step("told", "IN", "a"), step("ten", "a", "b"),
@@ -442,7 +433,7 @@ def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
         assert streamed(models, {"IN": TWO}) == [[15, 3], [16, 3]]
     assert streamed(models, {"IN": TWO}, outputs=("once",)) == [[3]]
     assert streamed(models, {"IN": 0 * TWO}) == []
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     assert {name: rows[name, "1"].succeeded for name in ("e", "told", "ten", "sum", "one")} == {
         "e": 5, "told": 5, "ten": 8, "sum": 8, "one": 5,
@@ -456,7 +447,7 @@ def test_nothing_is_kept_of_answers_that_nobody_wants(made: Any) -> None:
     with models.call("e", {"IN": 100 * TWO}, outputs=("once",)) as call:
         assert sum(bool(answer.outputs) for answer in call.stream()) == 1
         assert len(call._steps.tensors._answers) <= 1
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 @pytest.mark.parametrize("threads", [0, 64])
@@ -466,7 +457,7 @@ def test_a_stream_behind_a_stream_keeps_its_order(made: Any, threads: int) -> No
     # 2, 3, plus one: three from 3 on, and four from 4 on
     expected = [[n + 10.0] for n in (3, 4, 5, 4, 5, 6, 7)]
     assert streamed(models, {"IN": TWO}) == expected
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_no_more_answers_are_on_their_way_than_may_be(made: Any) -> None:
@@ -481,7 +472,7 @@ def test_no_more_answers_are_on_their_way_than_may_be(made: Any) -> None:
             found += len(answer.outputs)
             assert memory.forwarded <= 4  # a tensor between the steps and an output, of each
         assert found == 20
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def fails_at(number: float) -> Model:
@@ -512,7 +503,7 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
     with pytest.raises(ModelFailure, match=r"^in ensemble 'e', no such luck \(step 'one'\)$"):
         streamed(models, {"IN": TWO})
     assert ended.wait(30)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     assert (rows["e", "1"].failed, rows["told", "1"].failed) == (1, 1)
 
@@ -544,7 +535,7 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
     assert ended.wait(30)
     with pytest.raises(DeadlineExceeded, match=r"in ensemble 'e', .*step 'one'"):
         streamed(models, {"IN": TWO}, timeout_s=1)
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) -> None:
@@ -559,7 +550,7 @@ def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) ->
         first, second = ((a.error, a.final) for a in call.stream())
     assert "in ensemble 'e', no such luck (step 'told')" in str(first[0])
     assert (first[1], second) == (False, (None, True))
-    models.assert_nothing_held()
+    models.rig.assert_nothing_held()
 
 
 class OneOutput:

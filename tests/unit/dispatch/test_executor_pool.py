@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,6 @@ from tests.unit.rig import Rig
 
 ONES = np.ones(16 * 1024, np.float32)  # 64 KiB
 LARGE = np.ones(1 << 20, np.float32)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.close()
 
 
 def held(rig: Rig) -> int:

@@ -90,15 +90,6 @@ class Line:
         reservation.view[:] = array.data.cast("B")
         call.add_input("IN", "FP32", array.shape, reservation)
 
-    def assert_nothing_held(self) -> None:
-        memory = self.rig.dispatcher.memory
-        until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
-        until(lambda: not memory.forwarded, "outputs are still passed on")
-        for peer in self.rig.dispatcher.executors.pools.values():
-            peer.flush()
-        for executor in self.rig.executors:
-            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
-
 
 @pytest.fixture
 def made() -> Iterator[list[Line]]:
@@ -126,7 +117,7 @@ def test_tensors_stay_in_the_slots_of_who_wrote_them(line: Any, size: int) -> No
         np.testing.assert_array_equal(answer, array + 111)
         assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
         assert receipt["executor"] == "a/1/0, b/1/0, c/1/0"
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
 
 
 def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
@@ -158,7 +149,7 @@ def test_outputs_that_are_inputs_are_passed_on_as_well(
     answer, receipt = whole.run(array)
     np.testing.assert_array_equal(answer, array + added)
     assert receipt["copied_bytes"]["out"] == 0
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
 
 
 def test_many_threads_at_once(line: Any) -> None:
@@ -177,7 +168,7 @@ def test_many_threads_at_once(line: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
 
 
 def test_what_a_later_model_keeps_is_not_written_over(line: Any) -> None:
@@ -225,7 +216,7 @@ def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) ->
     gate.set()
     until(lambda: not memory.forwarded, "the late answer did not let go of the output")
     assert seen == [4.0]
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
 
 
 def _fails(request: Request) -> Response:
@@ -237,7 +228,7 @@ def test_an_error_of_any_model_is_the_pipelines(line: Any, models: tuple[Model, 
     whole = line(*models)
     with pytest.raises(ModelFailure, match="no such luck"):
         whole.run(np.ones(5000, np.float32))
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -279,7 +270,7 @@ def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line:
     whole = line(plus(1), plus(1))
     large = np.ones(1 << 19, np.float32)  # has a segment of its own
     whole.run(large)
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
     first, second = whole.rig.executors
     (frontend,) = second.channels._doorway.frontends.values()
     before = set(frontend.segments._mappings)
@@ -367,7 +358,7 @@ def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
     whole = line(flat, plus(1))
     with pytest.raises(Internal, match=r"OUT' has shape \[2, 2\], but input 'IN' of 'b' takes"):
         whole.run(np.ones(3, np.float32))
-    whole.assert_nothing_held()
+    whole.rig.assert_nothing_held()
     taker = spec("b", inputs=(TensorSpec("IN", "FP32", (-1, 2)),), max_batch_size=4)
     assert ensemble_graph.misfit(taker, "IN", "OUT", (4, 2)) == ""
     assert "at most 4 in a batch" in ensemble_graph.misfit(taker, "IN", "OUT", (5, 2))

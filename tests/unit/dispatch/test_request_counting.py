@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ from shmserve.tensor.spec import ModelSpec
 from tests.unit.rig import SPEC, Rig
 
 ONES = np.ones(3, np.float32)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.close()
 
 
 def answer(request: Request) -> Response:

@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ from tests.unit.rig import SPEC, Model, Rig
 
 Array = np.ndarray[Any, Any]
 DECOUPLED = msgspec.structs.replace(SPEC, decoupled=True)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.close()
 
 
 def serve(rig: Rig, *models: Model) -> ModelEntry:
@@ -340,10 +333,7 @@ def test_a_whole_stream_may_have_a_limit(tmp_path: Path) -> None:
         channel_of(request).send(None, final=True)
 
     entry = serve(rig, endless)
-    with (
-        start(rig, entry, 0) as call,
-        pytest.raises(DeadlineExceeded, match="stream_timeout_s"),
-    ):
+    with start(rig, entry, 0) as call, pytest.raises(DeadlineExceeded, match="stream_timeout_s"):
         list(call.stream())
     all_slots_come_back(rig)
     rig.close()

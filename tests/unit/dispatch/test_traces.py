@@ -229,7 +229,7 @@ def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path: Pa
             send(models.rig, entry)
             send(models.rig, own)
         flush(models.rig, takes := Takes())
-        models.assert_nothing_held()
+        models.rig.assert_nothing_held()
     finally:
         models.rig.close()
     assert takes.asked == [("e", 1, 4), ("one", 2, 2)]
@@ -406,7 +406,7 @@ def test_steps_are_spans_within_their_ensemble(
         models.serve(one=plus(1), ten=plus(10), sum=sums)
         send(models.rig, traced(models.rig.dispatcher.ready_model("e")))
         flush(models.rig, never)
-        models.assert_nothing_held()
+        models.rig.assert_nothing_held()
     finally:
         models.rig.close()
     spans = exporter.take()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -72,13 +71,6 @@ def doubled(request: Request) -> Response:
 
 def own_doubled(request: Request) -> Response:
     return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() * 2),))
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 class Clients:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from shmserve.errors import Code, DeadlineExceeded, ModelFailure, NotFound, Unav
 from shmserve.executor.calling import CallAnswer
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure
 from shmserve.testing.backend_runner import load as load_model
-from shmserve.testing.model_files import X_TO_Y, Make, model_maker, native, triton
+from shmserve.testing.model_files import X_TO_Y, Make, native, triton
 from tests.unit.executor.called_models import FakeOtherModels, answer
 
 X = np.arange(4, dtype=np.float32)
@@ -31,11 +29,6 @@ CALLS = {
     "decoupled": "[got] = made.exec(decoupled=True)",
     "async": "import asyncio; got = asyncio.run(made.async_exec())",
 }
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 def test_names_may_be_bytes(make: Make) -> None:

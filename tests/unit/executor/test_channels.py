@@ -169,9 +169,7 @@ def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(
     assert executor.receive(1) == [(other, Credit(1, 2))]
 
 
-def test_one_message_of_a_channel_is_read_unless_the_request_has_waited(
-    executor: Executor,
-) -> None:
+def test_one_message_of_a_channel_is_read_unless_the_request_has_waited(executor: Executor) -> None:
     frontend, connection = executor.greeted()
     for number in (1, 2):
         frontend.send(messages.encode(request(number, time.monotonic_ns() + 10**12)))

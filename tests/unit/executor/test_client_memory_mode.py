@@ -28,11 +28,7 @@ MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
     ],
 )
 def test_the_parameter_of_a_model_narrows_the_setting(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    of_server: str,
-    of_model: str,
-    copies: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_server: str, of_model: str, copies: bool
 ) -> None:
     monkeypatch.setattr(registry, "publish", lambda *_: None)  # its page ends with the test
     rig = Rig(tmp_path, client_shm_mode=of_server)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,13 +67,6 @@ class Countdown:
             request.responses.send(answer, final=not request.rescheduled)
             return None
         return Response((kept,)) if request.rescheduled else answer
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 @pytest.fixture

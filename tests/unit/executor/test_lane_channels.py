@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,13 +46,6 @@ class Model:
         self.begun.set()
         assert self.go.wait(30)
         return Response((Output("OUT", "FP32", x * 2),))
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 def lane_to(rig: Rig, uid: int = 7) -> RawLane:

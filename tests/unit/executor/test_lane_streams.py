@@ -71,13 +71,6 @@ def answer(number: int) -> Response:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
-
-
-@pytest.fixture
 def teller(rig: Rig) -> Iterator[Teller]:
     teller = Teller()
     rig.serve(teller, spec=DECOUPLED)

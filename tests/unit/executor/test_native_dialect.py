@@ -9,14 +9,9 @@ import pytest
 
 from shmserve.errors import Internal
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
-from shmserve.testing.model_files import Make, model_maker, native
+from shmserve.testing.model_files import Make, native
 
 X = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 # ------------------------------------------------------------- native dialect

@@ -36,9 +36,7 @@ def test_each_shape_is_judged_by_itself(check: OutputCheck) -> None:
                 check.answer(("PAIRS",), {"PAIRS": np.zeros(wrong, np.float32)})
 
 
-def test_an_offered_array_whose_shape_the_model_has_changed_is_refused(
-    check: OutputCheck,
-) -> None:
+def test_an_offered_array_whose_shape_the_model_has_changed_is_refused(check: OutputCheck) -> None:
     array = np.zeros((4, 2), np.float32)
     check.expect("PAIRS", array.shape)
     with pytest.raises(Internal, match=r"got \[2, 4\]"):

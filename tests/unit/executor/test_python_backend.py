@@ -21,11 +21,6 @@ from shmserve.testing.model_files import Make, model_maker, native, triton
 X = np.arange(4, dtype=np.float32)
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
-
-
 # ------------------------------------------------------------------- loading
 
 

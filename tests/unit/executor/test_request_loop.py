@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from shmserve.dispatch.calls.call import Call
 from shmserve.errors import Cancelled, ShmserveError
@@ -16,13 +13,6 @@ from shmserve.executor.backend import Request, Response
 from shmserve.shm.status_page import StatusView
 from tests.unit.dispatch.test_dispatch import feed, own_array, until
 from tests.unit.rig import Rig
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 def test_depth_and_business_are_published_with_every_change(rig: Rig) -> None:

@@ -6,7 +6,6 @@ import builtins
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,12 @@ from shmserve.testing.backend_runner import (
 )
 from shmserve.testing.backend_runner import failure as failure_of
 from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, model_maker, native, triton
+from shmserve.testing.model_files import Make, native, triton
 
 X = np.arange(4, dtype=np.float32)
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
 FINAL = "pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 Y = "pb.InferenceResponse([pb.Tensor('Y', np.full(1, {}, np.float32))])"
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 def values(responses: FakeResponses) -> list[float]:

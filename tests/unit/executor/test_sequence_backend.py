@@ -18,7 +18,7 @@ from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 from shmserve.executor.wrappers.sequence_tensors import States
 from shmserve.tensor.config_document import StateEntry
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
-from shmserve.testing.model_files import Make, model_maker
+from shmserve.testing.model_files import Make
 from tests.unit.rig import SPEC
 
 CONTROLS = """
@@ -65,11 +65,6 @@ class TritonPythonModel:
                 pb_utils.Tensor("Y", value), pb_utils.Tensor("T", s + ready.astype(s.dtype))]))
         return answers
 """
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 def config(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -43,13 +42,6 @@ class Named:
 
     def __call__(self, request: Request) -> Response:
         return Response((Output("OUT", "FP32", np.full(1, self.number, np.float32)),))
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 @pytest.fixture
@@ -230,8 +222,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
 
     spec = spec_of()
     entries = msgspec.structs.replace(  # type: ignore[type-var]
-        spec.config.sequence_batching,
-        state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),),
+        spec.config.sequence_batching, state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),)
     )
     config = msgspec.structs.replace(spec.config, sequence_batching=entries)
     entry = rig.serve(model, spec=msgspec.structs.replace(spec, config=config))

@@ -14,17 +14,12 @@ from shmserve.errors import Code, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
-from shmserve.repository import placement
+from shmserve.repository import model_folder
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, model_maker, triton
+from shmserve.testing.model_files import Make, triton
 
 X = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 # ------------------------------------------------------------- Triton dialect
@@ -91,8 +86,8 @@ def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
 def test_triton_instances_on_gpus_are_told_their_device(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement.gpus, "visible_devices", lambda: ("0", "1"))  # type: ignore[attr-defined]
-    monkeypatch.setattr(placement.util, "find_spec", lambda name: object())  # type: ignore[attr-defined]
+    monkeypatch.setattr(model_folder.gpus, "visible_devices", lambda: ("0", "1"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(model_folder.util, "find_spec", lambda name: object())  # type: ignore[attr-defined]
     groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
     keys = "('model_instance_name', 'model_instance_kind', 'model_instance_device_id')"
     more = f"\n    def initialize(self, args):\n        self.told = [args[k] for k in {keys}]\n"
@@ -217,10 +212,7 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("raise pb.TritonModelException('mine')", "mine"),
         ("requests[0].inputs()[0].as_numpy()[0] = 1", "read-only"),
         ("pb.triton_string_to_numpy('TYPE_X')", "KeyError: 'TYPE_X'"),
-        (
-            "pb.InferenceResponse([], parameters={'a': None})",
-            "bool/int/str, found type",
-        ),
+        ("pb.InferenceResponse([], parameters={'a': None})", "bool/int/str, found type"),
     ],
 )
 def test_triton_nonsense(make: Make, body: str, reason: str) -> None:

@@ -113,12 +113,16 @@ def test_the_end_waits_for_nobody_and_tells_what_is_left(
 
 def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     class TooLarge:
+        def __init__(self, url: str, **_: object) -> None: ...
+
         def export(self, _: object) -> None: ...
 
-    session, stop = collectors.StatusSession(), threading.Event()
-    collector = collectors.Collector("spans", TooLarge(), session, stop)
+    stop = threading.Event()
+    collector: collectors.Collector = collectors.Collector(
+        "spans", "traces", TooLarge, Settings(), stop
+    )
     assert collector.send([]) is collectors.Fate.REFUSED
-    assert "it was not asked" in caplog.text
+    assert "the collector was not asked" in caplog.text
 
 
 def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFixture) -> None:

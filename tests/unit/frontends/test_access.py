@@ -51,12 +51,7 @@ TABLE: list[tuple[dict[str, Any], dict[Action, str]]] = [
 
 
 ALL = "owner root local nobody remote"
-KEYED = {
-    "nobody": ALL,
-    "remote": "owner root local nobody",
-    "local": "owner root",
-    "anyone": "",
-}
+KEYED = {"nobody": ALL, "remote": "owner root local nobody", "local": "owner root", "anyone": ""}
 
 
 @pytest.mark.parametrize("who", CALLERS)

@@ -63,11 +63,6 @@ def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
         shares.of(1).hold(1 << 40)
 
 
-@pytest.fixture
-def client() -> Client:
-    return Client()
-
-
 @pytest.mark.parametrize(
     ("pool", "limit"), [(SIZE, "max_caller_share)"), (SIZE - 1, "the whole pool has")]
 )

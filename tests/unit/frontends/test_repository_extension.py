@@ -310,10 +310,7 @@ def test_restrictions_over_http() -> None:
 def test_headers_become_parameters() -> None:
     client = Client(Settings(http_header_forward_pattern="^x-user|TRACE"))
     body = json.dumps(
-        {
-            "inputs": [as_json([1])],
-            "parameters": {"x-user": "forged", "own": 1},
-        }
+        {"inputs": [as_json([1])], "parameters": {"x-user": "forged", "own": 1}}
     ).encode()
     answer = client.ask("POST", INFER, body, {"X-User": "me", "Trace-Id": "7", "Other": "no"})
     assert answer.status == 200, answer.body

@@ -443,10 +443,7 @@ def test_requests_that_are_malformed(body: bytes, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [
-        ("text/plain", "Unsupported content type."),
-        ("", "No content type in headers."),
-    ],
+    [("text/plain", "Unsupported content type."), ("", "No content type in headers.")],
 )
 def test_content_types(kind: str, text: str) -> None:
     client = Client((models.message_spec(), models.echo))

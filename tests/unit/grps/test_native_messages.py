@@ -118,10 +118,7 @@ def test_what_is_written_into_the_slot_is_counted(ask: Ask) -> None:
 def test_custom_http(ask: Ask, body: bytes, expected: Any) -> None:
     head = custom_http.encode(RequestHead("PUT", "/own"))
     outputs = backend_runner.arrays(ask(http=head, http_body=body))
-    found = (
-        custom_http.decode_answer(outputs["http"].tobytes()),
-        outputs["http_body"].tobytes(),
-    )
+    found = (custom_http.decode_answer(outputs["http"].tobytes()), outputs["http_body"].tobytes())
     assert found == expected
 
 

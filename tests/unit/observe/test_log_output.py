@@ -236,7 +236,7 @@ sys.exit("why it ends")
 """
     lines = run(program, tmp_path / "log").splitlines()
     assert [line.split(": ")[-1] for line in lines] == [
-        *("one", "two", "received", "three", "why it ends"),
+        *("one", "two", "received", "three", "why it ends")
     ]
     assert "supervisor" in lines[2]
     assert "master" in lines[3]

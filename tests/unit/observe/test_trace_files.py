@@ -128,7 +128,7 @@ def test_who_holds_the_file_is_not_waited_for_for_ever(
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         TraceWriter(settings(path)).append(ALL_IN_ONE, [entry(1)])
-    assert "somebody else has locked the file" in caplog.text
+    assert "another process has locked the file" in caplog.text
     assert path.read_text() == ""
 
 

@@ -13,7 +13,7 @@ from shmserve import repository
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.backend_kinds import BUILT_IN
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, placed, places
-from shmserve.repository import placement
+from shmserve.repository import model_folder
 
 CONFIG = """
 backend: "%s"
@@ -29,9 +29,9 @@ def host(monkeypatch):
     """Set the visible devices, and whether CuPy is installed."""
 
     def prepare(tokens=(), cupy=True):
-        monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]
+        monkeypatch.setattr(model_folder.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            placement.util,  # type: ignore[attr-defined]
+            model_folder.util,  # type: ignore[attr-defined]
             "find_spec",
             lambda name: object() if cupy and name == "cupy" else None,
         )
@@ -104,10 +104,7 @@ def test_auto_with_gpus_falls_back_where_one_is_not_there(host, model):
     [
         ("01", "instance_group.gpus has 3, but there are 2 devices (0 to 1)"),
         ("0", "instance_group.gpus has 3, but there is 1 device (0)"),
-        (
-            "",
-            "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server",
-        ),
+        ("", "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server"),
     ],
 )
 def test_devices_that_are_not_there_are_a_failure_of_the_model(host, model, tokens, reason):

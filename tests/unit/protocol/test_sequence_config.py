@@ -57,7 +57,7 @@ def test_hints_are_told() -> None:
         "sequence_batching.state.use_same_buffer_for_input_output: no effect "
         "(a state is copied once)",
         "sequence_batching.state.use_growable_memory: no effect "
-        "(a state lies in memory of its size)",
+        "(each state has memory of its own size)",
     )
 
 

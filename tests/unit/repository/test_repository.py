@@ -282,11 +282,7 @@ def test_a_catalog_is_a_repository(tmp_path: Path) -> None:
     found = repository.scan(paths)
     assert set(found.models) == {"a", "l"}
     not_fetched = "it has not been fetched"
-    assert found.failures == {
-        "b": "file 'x' is too long",
-        "c": not_fetched,
-        "evicted": not_fetched,
-    }
+    assert found.failures == {"b": "file 'x' is too long", "c": not_fetched, "evicted": not_fetched}
     assert found.models["a"].directory == str(tmp_path / "cache/snapshots/d1/a")
     assert repository.names(paths) == ["a", "b", "c", "evicted", "l"]
     assert repository.survey(paths).keys() == {"a", "b", "c", "evicted", "l"}

@@ -79,12 +79,6 @@ def test_an_arena_that_begins_small_doubles_up_to_its_full_size() -> None:
     memory.close()
 
 
-def test_a_reader_may_be_told_of_a_part(memory: ArenaMemory) -> None:
-    slot = memory.reserve(1000)
-    at = memory.seal_and_lease(slot, 100, 0)
-    assert (at.offset, at.nbytes) == (slot.offset + 100, 0)
-
-
 def test_in_steady_state_a_tensor_gets_the_same_bytes_again(memory: ArenaMemory) -> None:
     other = memory.reserve(300)
     descriptors = []

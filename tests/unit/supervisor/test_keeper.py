@@ -261,6 +261,28 @@ serve("daemon", print)
         os.kill(daemon, signal.SIGKILL)
 
 
+def test_a_keeper_whose_words_nobody_reads_ends() -> None:
+    """The master fills the keeper's stderr, and ends before its child, which awaits the
+    keeper's end."""
+    script = """
+os.set_blocking(2, False)
+if os.fork():
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(2, b"\\n" * size)
+        except BlockingIOError:
+            pass
+    os.set_blocking(2, True)
+    os._exit(0)
+awaited = select.poll()
+awaited.register(keeper, 0)
+awaited.poll()
+"""
+    with kept(script, last_s=0.5) as keeper:
+        assert keeper.process.wait(60) == 1
+
+
 def test_pids_of_no_descendant_are_no_masters() -> None:
     script = """
 os.write(keeper, b"1\\n%d\\n999999999\\n" % os.getppid())

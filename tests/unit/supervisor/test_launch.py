@@ -104,11 +104,7 @@ exec_with({command!r}, dict(os.environ), {passed!r})
     fds = [fd for _, fd in passed]
     said = subprocess.check_output([sys.executable, "-c", become], pass_fds=fds, text=True)
     kept = [(f"region-{number}", b"bytes") for number in (2, 1, 2)]
-    assert said.splitlines() == [
-        f"[{ports[1]}] {kept} bound:bound",
-        "True True",
-        "False True",
-    ]
+    assert said.splitlines() == [f"[{ports[1]}] {kept} bound:bound", "True True", "False True"]
     os.close(memory)
     for sock in socks:
         sock.close()

@@ -88,7 +88,7 @@ def services() -> Iterator[list[Service]]:
 
 def test_a_start_waits_for_the_first_that_listens(tmp_path: Path, services: list[Service]) -> None:
     services.append(service := Service(tmp_path, "serve"))
-    assert service.watch.reason == "none has begun to listen yet"
+    assert service.watch.reason == "no process has begun to listen yet"
     service.until(Started("grpc", 0))
     assert service.watch.reason == ""
     assert service.frontends.listening()
@@ -135,7 +135,7 @@ def test_one_that_never_listens_is_late(tmp_path: Path, services: list[Service])
     assert service.heard == []
     service.later_s = 120.0
     service.turn()
-    assert service.heard == [Exited("grpc", 0, "none has begun to listen within 15 s")]
+    assert service.heard == [Exited("grpc", 0, "no process has begun to listen within 15 s")]
 
 
 def test_one_of_two_is_enough_and_none_may_be_wanted(

@@ -10,18 +10,7 @@ from shmserve.protocol.control.link_messages import GiveBack, LoadFailed
 from shmserve.protocol.control.region_messages import StoredRegions
 from shmserve.transport import outbox as outboxes
 from shmserve.transport.outbox import Outbox
-
-
-def only_ours(read: int, write: int) -> bool:
-    """Return whether no other process has the pipe's writing end; close both ends."""
-    os.close(write)
-    os.set_blocking(read, False)
-    try:
-        return os.read(read, 1) == b""
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(read)
+from tests.unit.transport.test_pending_requests import nobody_else_has
 
 
 def test_messages_stay_until_they_are_sent() -> None:
@@ -45,7 +34,7 @@ def test_descriptors_are_copied_and_closed_once_sent() -> None:
     assert write not in entry[1]
     outbox.sent(entry)
     assert not outbox
-    assert only_ours(read, write)
+    assert nobody_else_has(read, write)
 
 
 def test_what_is_for_one_coordinator_only_goes_with_it() -> None:
@@ -56,7 +45,7 @@ def test_what_is_for_one_coordinator_only_goes_with_it() -> None:
     outbox.append(LoadFailed("b", ""))
     outbox.disconnected()
     assert outbox.first() == (LoadFailed("b", ""), [])
-    assert only_ours(read, write)
+    assert nobody_else_has(read, write)
 
 
 def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(
@@ -72,4 +61,4 @@ def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(
     assert entry == (LoadFailed("a", ""), [])
     outbox.sent(entry)
     assert outbox.first() == (LoadFailed("b", ""), [])
-    assert only_ours(read, write)
+    assert nobody_else_has(read, write)

@@ -55,7 +55,7 @@ def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[A
 def _cuda_session(ort: Any, path: str, options: Any, own: dict[str, str]) -> tuple[Any, str]:
     """Return a session on a GPU, or None and the reason."""
     if _CUDA not in ort.get_available_providers():
-        return None, "it needs onnxruntime-gpu in the place of onnxruntime"
+        return None, "install onnxruntime-gpu instead of onnxruntime"
     try:
         runtime.cupy()
     except ConfigError as ex:
@@ -64,7 +64,10 @@ def _cuda_session(ort: Any, path: str, options: Any, own: dict[str, str]) -> tup
         ort.preload_dlls()
     session = ort.InferenceSession(path, options, providers=[(_CUDA, own), _CPU])
     if _CUDA not in session.get_providers():
-        return None, "its CUDA provider does not start: does it find the CUDA and cuDNN it is for?"
+        return (
+            None,
+            "its CUDA provider does not start: are its versions of CUDA and cuDNN installed?",
+        )
     return session, ""
 
 

@@ -104,7 +104,7 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
     try:
         torch.set_num_interop_threads(inter_op)
     except RuntimeError:  # only possible once in a process
-        _log.debug("the number of inter-op threads was set before")
+        _log.debug("INTER_OP_THREAD_COUNT has no effect: torch's threads have started already")
     return mode
 
 
@@ -134,7 +134,7 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
             if argument.name not in passed and not argument.has_default_value():
                 raise ConfigError(
                     f"model '{spec.name}': the configuration has {len(inputs)} inputs, forward "
-                    f"takes {len(names)}: argument '{argument.name}' is given by none"
+                    f"takes {len(names)}: argument '{argument.name}' has no input"
                 )
     by_name = [returned.type.kind() for returned in schema.returns] == ["DictType"]
     outputs = {} if by_name else _places("output", spec.outputs, None, spec.name)
@@ -169,11 +169,7 @@ def _places(
 
 
 def _written(
-    model: Any,
-    inputs: list[str],
-    names: list[str],
-    positions: dict[str, int] | None,
-    as_dict: bool,
+    model: Any, inputs: list[str], names: list[str], positions: dict[str, int] | None, as_dict: bool
 ) -> frozenset[str]:
     """Return the inputs that the model may write into, by TorchScript's own alias analysis."""
     graph = model.inlined_graph

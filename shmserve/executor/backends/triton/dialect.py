@@ -29,12 +29,7 @@ from shmserve.executor.backends.triton.response_sender import (
     StreamSink,
 )
 from shmserve.ids import instance_index
-from shmserve.protocol.triton_config import (
-    backend_kinds,
-    document,
-    instance_groups,
-    model_config,
-)
+from shmserve.protocol.triton_config import backend_kinds, document, instance_groups, model_config
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
@@ -197,7 +192,9 @@ class TritonDialect:
             return sink.wait(request) if waits else None
         chosen = sink.take(answer)
         if chosen is not answer:
-            _log.warning("execute has returned a response to a request that had been sent one")
+            _log.warning(
+                "execute returned a response to a request whose response had been sent already"
+            )
         return chosen
 
     def _stream(self, requests: Sequence[Request]) -> None:

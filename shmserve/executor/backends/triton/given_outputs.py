@@ -30,10 +30,7 @@ class GivenOutputs:
         self._warned: set[str] = set()
 
     def answer(
-        self,
-        requested: tuple[str, ...],
-        pairs: Iterable[tuple[str, Any]],
-        partial: bool = False,
+        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]], partial: bool = False
     ) -> tuple[Output, ...]:
         """Return the requested outputs in the request's order, without outputs that the model did
         not give. Missing outputs are logged, unless `partial` is True, as for the answers of a

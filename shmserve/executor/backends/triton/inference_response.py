@@ -37,10 +37,7 @@ class InferenceResponse:
 
     @classmethod
     def called(
-        cls,
-        tensors: list[Tensor],
-        error: TritonError | None,
-        parameters: dict[str, Parameter],
+        cls, tensors: list[Tensor], error: TritonError | None, parameters: dict[str, Parameter]
     ) -> InferenceResponse:
         """Return the response of a called model (for the server, not for models)."""
         self = cls(tensors, error)

@@ -17,7 +17,6 @@ from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.executor.calling import (
     NO_MODELS,
     CallAnswer,
-    CallingRequest,
     OtherModels,
     RunningCall,
 )
@@ -81,7 +80,7 @@ class _Answers:
         self._running: RunningCall | None = None
         self._failed: ShmserveError | None = None
         try:
-            self._running = _Served.models.begin(request.call(decoupled), _calling())
+            self._running = _Served.models.begin(request.call(decoupled), calling.get())
         except ShmserveError as ex:
             self._failed = _in_triton_words(request, ex)
 
@@ -182,10 +181,6 @@ def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveEr
         error.code,
         f"Failed for execute the inference request. Model '{request.model_name}' is not ready.",
     )
-
-
-def _calling() -> Sequence[CallingRequest]:
-    return calling.get()
 
 
 def _response(answer: CallAnswer | None) -> InferenceResponse | None:

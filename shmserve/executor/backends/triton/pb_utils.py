@@ -9,10 +9,7 @@ from typing import Any
 
 from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig as ModelConfig
-from shmserve.executor.backends.triton.called_request import (
-    FLAG_SEQUENCE_END,
-    FLAG_SEQUENCE_START,
-)
+from shmserve.executor.backends.triton.called_request import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from shmserve.executor.backends.triton.data_types import (
     TRITON_STRING_TO_NUMPY,
     DataType,
@@ -55,49 +52,18 @@ from shmserve.executor.backends.triton.trace import (
 )
 
 __all__ = [
-    "COUNTER",
-    "GAUGE",
-    "HISTOGRAM",
-    "TRITONSERVER_MEMORY_CPU",
-    "TRITONSERVER_MEMORY_GPU",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
-    "TRITONSERVER_REQUEST_RELEASE_ALL",
-    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
-    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
-    "TRITON_STRING_TO_NUMPY",
-    "DataType",
-    "InferenceRequest",
-    "InferenceResponse",
-    "InferenceResponseSender",
-    "InferenceTrace",
-    "LogLevel",
-    "Logger",
-    "MemoryType",
-    "Metric",
-    "MetricFamily",
-    "MetricKind",
-    "ModelConfig",
-    "PreferredMemory",
-    "ResponseIterator",
-    "Tensor",
-    "TritonError",
-    "TritonModelException",
-    "deserialize_bytes_tensor",
-    "get_input_config_by_name",
-    "get_input_tensor_by_name",
-    "get_model_dir",
-    "get_output_config_by_name",
-    "get_output_tensor_by_name",
-    "is_model_ready",
-    "load_model",
-    "numpy_to_triton_type",
-    "serialize_byte_tensor",
-    "triton_string_to_numpy",
-    "triton_to_numpy_type",
-    "unload_model",
-    "using_decoupled_model_transaction_policy",
-]
+    "COUNTER", "GAUGE", "HISTOGRAM", "TRITONSERVER_MEMORY_CPU", "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END", "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL", "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL", "TRITON_STRING_TO_NUMPY", "DataType",
+    "InferenceRequest", "InferenceResponse", "InferenceResponseSender", "InferenceTrace",
+    "LogLevel", "Logger", "MemoryType", "Metric", "MetricFamily", "MetricKind", "ModelConfig",
+    "PreferredMemory", "ResponseIterator", "Tensor", "TritonError", "TritonModelException",
+    "deserialize_bytes_tensor", "get_input_config_by_name", "get_input_tensor_by_name",
+    "get_model_dir", "get_output_config_by_name", "get_output_tensor_by_name", "is_model_ready",
+    "load_model", "numpy_to_triton_type", "serialize_byte_tensor", "triton_string_to_numpy",
+    "triton_to_numpy_type", "unload_model", "using_decoupled_model_transaction_policy",
+]  # fmt: skip
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = FLAG_SEQUENCE_START

@@ -295,11 +295,7 @@ class Inferences:
         return announced_inputs(head, self._dispatcher, self.settings, number)
 
     def open(
-        self,
-        wire: WireInferRequest,
-        entry: ModelEntry,
-        context: RpcContext,
-        started_ns: int,
+        self, wire: WireInferRequest, entry: ModelEntry, context: RpcContext, started_ns: int
     ) -> Inference[InferMessage]:
         """Check a request. No memory is reserved yet.
 

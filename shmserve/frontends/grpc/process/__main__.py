@@ -38,7 +38,12 @@ def main() -> int:
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--listen-fds", type=int, nargs="*", default=[])
-    parser.add_argument("--turn-fd", type=int, default=-1, help="has a byte when it may listen")
+    parser.add_argument(
+        "--turn-fd",
+        type=int,
+        default=-1,
+        help="descriptor that has a byte when this process may listen",
+    )
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle(f"shmserve: grpc {arguments.number}")
@@ -67,12 +72,12 @@ def _serve(
         take_as_remote(settings.remote_binds)
         server = GrpcServer(dispatcher, settings, SocketCallers())
         if not await_turn():
-            _log.info("ending before it was to listen")
+            _log.info("ending before its turn to listen")
             return 0
         bound = listening.bind(server.server.adopt)
         bound += [server.server.adopt(sock, listening.certificates) for sock in sockets]
     except AlreadyRuns:
-        _log.info("another process has this number")
+        _log.info("another gRPC process has this number")
         return 0
     except ConfigError as ex:
         _log.error("no gRPC: %s", ex.message)

@@ -25,12 +25,7 @@ from shmserve.frontends.grpc.inference.model_stream import Streams
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.rpcs.control_rpcs import RepositoryResources, ServerResources
 from shmserve.frontends.grpc.rpcs.health import Health
-from shmserve.frontends.grpc.rpcs.metadata_rpcs import (
-    RegionResources,
-    Resources,
-    Rpcs,
-    as_unary,
-)
+from shmserve.frontends.grpc.rpcs.metadata_rpcs import RegionResources, Resources, Rpcs, as_unary
 from shmserve.frontends.grpc.rpcs.reflection import SERVICE as REFLECTION
 from shmserve.frontends.grpc.rpcs.reflection import Reflection
 from shmserve.frontends.grpc.services import Services, add_extensions
@@ -119,7 +114,7 @@ class GrpcServer:
                 break
             time.sleep(_LOOK_S)
         if self.busy:
-            _log.warning("%d calls did not end within the drain's limit", self.busy)
+            _log.warning("%d calls did not end within drain_timeout_s", self.busy)
         self.close()
 
     @property

@@ -191,10 +191,10 @@ _REGIONS = {
 OPERATIONS: dict[str, Operation] = {
     "GET /openapi.json": Operation("This document", answer=Anything),
     "GET /v2": Operation("Name, version and extensions of the server", answer=ServerMetadata),
-    "GET /v2/health/live": Operation("Whether the server lives", answer=Live),
-    "GET /v2/health/ready": Operation("Whether what is required is loaded", answer=Ready),
+    "GET /v2/health/live": Operation("Liveness of the server", answer=Live),
+    "GET /v2/health/ready": Operation("Readiness of the server", answer=Ready),
     f"GET {_MODEL}": Operation("Inputs and outputs of a model", answer=ModelMetadata),
-    f"GET {_MODEL}/ready": Operation("Whether a model is ready", answer=Ready),
+    f"GET {_MODEL}/ready": Operation("Readiness of a model", answer=Ready),
     f"GET {_MODEL}/config": Operation("A model's configuration", answer=Anything),
     f"GET {_MODEL}/stats": Operation("Statistics of a model", answer=StatisticsDocument),
     f"POST {_MODEL}/infer": Operation("Inference", InferDocument, InferAnswer, tensors=True),
@@ -202,29 +202,35 @@ OPERATIONS: dict[str, Operation] = {
         "Inference with one flat object in and one out", GenerateParameters, Anything
     ),
     f"POST {_MODEL}/generate_stream": Operation(
-        "The same with any number of answers", GenerateParameters, media="text/event-stream"
+        "Inference with one flat object in and any number of objects out",
+        GenerateParameters,
+        media="text/event-stream",
     ),
     "GET /v2/models/stats": Operation("Statistics of all models", answer=StatisticsDocument),
-    "GET /v2/trace/setting": Operation("What is traced", answer=TraceDocument),
-    "POST /v2/trace/setting": Operation("Change it", TraceDocument, TraceDocument, required=False),
-    f"GET {_MODEL}/trace/setting": Operation("What is traced of a model", answer=TraceDocument),
-    f"POST {_MODEL}/trace/setting": Operation(
-        "Change it", TraceDocument, TraceDocument, required=False
+    "GET /v2/trace/setting": Operation("Trace settings", answer=TraceDocument),
+    "POST /v2/trace/setting": Operation(
+        "Change trace settings", TraceDocument, TraceDocument, required=False
     ),
-    "GET /v2/logging": Operation("What is logged", answer=LogDocument),
-    "POST /v2/logging": Operation("Change it", LogDocument, LogDocument, required=False),
+    f"GET {_MODEL}/trace/setting": Operation("Trace settings of a model", answer=TraceDocument),
+    f"POST {_MODEL}/trace/setting": Operation(
+        "Change trace settings of a model", TraceDocument, TraceDocument, required=False
+    ),
+    "GET /v2/logging": Operation("Log settings", answer=LogDocument),
+    "POST /v2/logging": Operation("Change log settings", LogDocument, LogDocument, required=False),
     "POST /v2/repository/index": Operation(
         "All versions of all models, and their states", Index, list[IndexRow], required=False
     ),
     "POST /v2/repository/models/{name}/load": Operation(
-        "Load a model, or load it anew; answers when it serves", Load, required=False
+        "Load a model, for the first time or anew; answers when the model serves",
+        Load,
+        required=False,
     ),
     "POST /v2/repository/models/{name}/unload": Operation("Unload a model", Unload, required=False),
-    "GET /metrics": Operation("Metrics, as Prometheus has them", media="text/plain"),
+    "GET /metrics": Operation("Metrics in Prometheus' text format", media="text/plain"),
     "GET /": Operation("The metrics page", media=_HTML),
     "GET /monitor/assets/{name}": Operation("A file of the metrics page", media="*/*"),
     "GET /monitor/data": Operation(
-        "What the metrics page shows", answer=Anything, query=("level", "since", "life")
+        "Numbers of the metrics page", answer=Anything, query=("level", "since", "life")
     ),
 }
 for _kind, (_status, _region) in _REGIONS.items():

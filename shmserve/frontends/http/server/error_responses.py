@@ -30,7 +30,7 @@ _REFUSED: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidHeaderName, 400, "the name of a header field is malformed"),
     (errors.ObsoleteFolding, 400, "a header field is folded over lines"),
     (errors.ForbiddenProxyRequest, 403, "this peer may not use the PROXY protocol"),
-    (errors.ConfigurationProblem, 400, "the path does not begin with what SCRIPT_NAME says"),
+    (errors.ConfigurationProblem, 400, "the path does not begin with SCRIPT_NAME"),
 )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Any, Protocol
+from typing import Any
 
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import (
@@ -29,9 +29,8 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
 from shmserve import waiting
-from shmserve.config import Settings
 from shmserve.frontends.http.server.environ import Address, proxied_environ, request_environ
-from shmserve.frontends.http.server.request_body import SCRAP
+from shmserve.frontends.http.server.request_body import SCRAP, Source
 
 HEAD = "head"
 
@@ -105,15 +104,6 @@ class _SocketUnreader(Unreader):  # type: ignore[misc]
         return self._sock.recv(min(max(size_hint or 0, 1 << 16), 1 << 20))
 
 
-class Waiter(Protocol):
-    """The connection, as readers of heads use it."""
-
-    sock: socket.socket
-    settings: Settings
-
-    def wait(self, phase: str, seconds: float) -> None: ...
-
-
 class Heads:
     """The heads of one connection, one after another.
 
@@ -127,20 +117,11 @@ class Heads:
     """
 
     __slots__ = (
-        "_cached",
-        "_cfg",
-        "_client",
-        "_environ",
-        "_number",
-        "_proxied",
-        "_waiter",
-        "found",
-        "taken",
-        "unreader",
-        "whole",
-    )
+        "_cached", "_cfg", "_client", "_environ", "_number", "_proxied", "_waiter", "found",
+        "taken", "unreader", "whole",
+    )  # fmt: skip
 
-    def __init__(self, waiter: Waiter, cfg: Any, client: Address, environ: dict[str, Any]) -> None:
+    def __init__(self, waiter: Source, cfg: Any, client: Address, environ: dict[str, Any]) -> None:
         self._waiter = waiter
         self._cfg = cfg
         self._client = client

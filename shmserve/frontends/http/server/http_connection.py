@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from math import inf
@@ -66,17 +67,9 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_body",
-        "_caller",
-        "_client",
-        "_heads",
-        "_server",
-        "_service",
-        "expired",
-        "settings",
-        "sock",
-        "watch",
-    )
+        "_body", "_caller", "_client", "_heads", "_server", "_service", "expired", "settings",
+        "sock", "watch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -160,10 +153,8 @@ class HttpConnection:
         # is still in this phase at the second deadline, or is sending, both directions end.
         final = self.expired or phase in (SEND, LINGER)
         self.expired = True
-        try:
+        with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR if final else socket.SHUT_RD)
-        except OSError:
-            pass
         if self.watch is watch:
             self.watch = (phase, now + _CUT_GRACE_S)
 
@@ -183,10 +174,8 @@ class HttpConnection:
         Call in the worker's thread, as `cut_if_overdue`.
         """
         self.expired = True
-        try:
+        with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RD)
-        except OSError:
-            pass
 
     def _has_unread(self) -> bool:
         try:

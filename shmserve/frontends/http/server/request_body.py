@@ -61,17 +61,9 @@ class RequestBody:
     """
 
     __slots__ = (
-        "_expects",
-        "_left",
-        "_offset",
-        "_part_left",
-        "_piece",
-        "_source",
-        "_until",
-        "copied",
-        "failed",
-        "finished",
-    )
+        "_expects", "_left", "_offset", "_part_left", "_piece", "_source", "_until", "copied",
+        "failed", "finished",
+    )  # fmt: skip
 
     def __init__(
         self, source: Source, length: int = 0, piece: bytes = b"", expects: bool = False

@@ -17,15 +17,9 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
 _ORDINARY, _LENGTH, _DROPPED, _CLOSE = range(4)
 _HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailers",
-    "transfer-encoding",
-    "upgrade",
-}
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers",
+    "transfer-encoding", "upgrade",
+}  # fmt: skip
 _OURS = {"server", "date"}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CACHE_SIZE = 1024
@@ -47,9 +41,7 @@ class BufferBody:
     __slots__ = ("buffers", "close")
 
     def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        close: Callable[[], object] = lambda: None,
+        self, buffers: Sequence[Buffer], close: Callable[[], object] = lambda: None
     ) -> None:
         self.buffers = buffers
         self.close = close
@@ -152,18 +144,9 @@ class HttpResponse:
     """
 
     __slots__ = (
-        "_chunked",
-        "_length",
-        "_omit",
-        "_sink",
-        "begun",
-        "headers",
-        "keep_alive",
-        "method",
-        "sent",
-        "status",
-        "version",
-    )
+        "_chunked", "_length", "_omit", "_sink", "begun", "headers", "keep_alive", "method",
+        "sent", "status", "version",
+    )  # fmt: skip
 
     def __init__(
         self, sink: ByteSink, method: str, version: tuple[int, int], keep_alive: bool
@@ -181,10 +164,7 @@ class HttpResponse:
         self._omit = False
 
     def start_response(
-        self,
-        status: str,
-        headers: list[tuple[str, str]],
-        exc_info: ExcInfo | None = None,
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], None]:
         if exc_info is not None:
             if self.begun:

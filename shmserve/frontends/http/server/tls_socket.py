@@ -13,6 +13,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from shmserve import waiting
@@ -98,10 +99,8 @@ class TlsSocket(ssl.SSLSocket):
         """Send the end of TLS to the client, if possible without waiting, and close the socket.
         After `shutdown` the end of TLS cannot be sent: the client has seen the end of the
         connection instead."""
-        try:
+        with suppress(OSError, ValueError):
             self.unwrap()
-        except (OSError, ValueError):
-            pass
         if "_plain" in self.__dict__:  # missing if `secure` failed
             self._plain.close()
         super().close()

@@ -43,11 +43,11 @@ def _message(summary: str, body: Any = None, **more: Any) -> Operation:
 
 
 _QUICK = {
-    "health/live": "Whether the server lives",
-    "health/ready": "Whether it is online, and what is required loaded",
-    "health/online": "Have it say that it is ready",
-    "health/offline": "Have it say that it is not",
-    "metadata/server": "What is served, as YAML in str_data",
+    "health/live": "Liveness of the server",
+    "health/ready": "Readiness: the service is online, and required models are loaded",
+    "health/online": "Set the service online",
+    "health/offline": "Set the service offline",
+    "metadata/server": "Served models, as YAML in str_data",
 }
 OPERATIONS = {
     f"{method} {_BASE}/{path}": _message(summary)

@@ -59,9 +59,7 @@ def test_every_datatype_raw(name: str) -> None:
     data = np.arange(3).astype(kind.numpy).tobytes() if kind.itemsize else b""
     data = data or bytes_codec.encode([b"a", b"", b"xyz"])
     message = pb.ModelInferRequest(
-        model_name="m",
-        inputs=[tensor(np.zeros(3), datatype=name)],
-        raw_input_contents=[data],
+        model_name="m", inputs=[tensor(np.zeros(3), datatype=name)], raw_input_contents=[data]
     )
     with Rig(FakeDispatcher([model])) as rig:
         answer = rig.client.infer(message)

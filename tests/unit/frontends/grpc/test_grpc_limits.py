@@ -11,25 +11,14 @@ import pytest
 
 from shmserve.frontends.grpc import call_pools, handlers
 from shmserve.protocol import bounds
-from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig, Sender, request
-
-
-def held(rig: Rig, gate: threading.Event) -> Any:
-    """A model that waits for the gate."""
-
-    def wait(given: Any) -> Any:
-        assert gate.wait(WATCHDOG_S)
-        return fake_models.identity(given)
-
-    rig.dispatcher.functions["identity"] = wait
 
 
 def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=2, grpc_max_calls=3) as rig:
-        held(rig, gate)
+        rig.hold(gate)
         running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
         wait_until(lambda: rig.served.busy == 3, "two run and one waits")
         code, details = rig.client.error("ModelInfer", request())
@@ -48,7 +37,7 @@ def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
 def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=1) as rig:
-        held(rig, gate)
+        rig.hold(gate)
         running = rig.threads.submit(rig.client.infer)
         wait_until(lambda: rig.served.busy == 1, "one runs")
         waiting = rig.client.method("ModelInfer").future(request())
@@ -146,7 +135,7 @@ def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
     gate = threading.Event()
     limits: dict[str, Any] = {"grpc_threads": 4, "max_model_share": 0.5, "max_model_requests": 3}
     with Rig(max_caller_share=1, **limits) as rig:
-        held(rig, gate)
+        rig.hold(gate)
         running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
         wait_until(lambda: rig.served.busy == 3 and len(rig.dispatcher.calls) == 2, "two run")
         code, details = rig.client.error("ModelInfer", request())
@@ -167,7 +156,7 @@ def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
 def test_a_cancelled_call_counts_for_its_model_no_more() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=2, max_model_share=0.5, max_model_requests=2) as rig:
-        held(rig, gate)
+        rig.hold(gate)
         running = rig.threads.submit(rig.client.infer)
         wait_until(lambda: rig.served.busy == 1, "one runs")
         waiting = rig.client.method("ModelInfer").future(request())

@@ -36,7 +36,6 @@ from shmserve.frontends.http2.frames import (
     frame,
 )
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import PREFIX, Client, Rig, request
 from tests.no_descriptors import no_descriptors
@@ -48,16 +47,6 @@ def farewell(raw: RawClient) -> tuple[int, bytes]:
     *_, payload = raw.until(GOAWAY)
     assert list(raw.frames()) == []
     return int.from_bytes(payload[4:8]), payload[8:]
-
-
-def gated(rig: Rig, gate: threading.Event) -> None:
-    """Have the model wait."""
-
-    def wait(given: Any) -> Any:
-        assert gate.wait(WATCHDOG_S)
-        return fake_models.identity(given)
-
-    rig.dispatcher.functions["identity"] = wait
 
 
 def test_a_client_that_pings_too_often_is_sent_away() -> None:
@@ -119,7 +108,7 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends(
     gate = threading.Event()
     data = request().SerializeToString()
     with Rig(max_connections=3, max_caller_share=1) as rig:
-        gated(rig, gate)
+        rig.hold(gate)
         busy, idle, other = (RawClient(rig.target) for _ in range(3))
         busy.call(prefix(len(data)) + data)
         wait_until(lambda: bool(rig.dispatcher.calls), "one has a call")
@@ -203,7 +192,7 @@ def test_one_caller_has_its_share_of_the_connections(
 def test_a_reset_stream_is_a_cancelled_call() -> None:
     gate = threading.Event()
     with Rig() as rig:
-        gated(rig, gate)
+        rig.hold(gate)
         raw = RawClient(rig.target)
         data = request().SerializeToString()
         raw.call(prefix(len(data)) + data)
@@ -229,7 +218,7 @@ def large_call(raw: RawClient, stream_id: int) -> None:
 def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=1) as rig:
-        gated(rig, gate)
+        rig.hold(gate)
         raw = RawClient(rig.target)
         large_call(raw, 1)
         (running,) = wait_calls(rig)
@@ -429,7 +418,7 @@ def test_messages_of_streams_are_counted_while_they_are_kept() -> None:
 def test_messages_that_wait_for_their_stream_are_counted() -> None:
     gate, array = threading.Event(), np.zeros(1 << 20, np.float32)
     with Rig() as rig:
-        gated(rig, gate)
+        rig.hold(gate)
         client = threading.Thread(target=lambda: list(rig.client.stream([request(array)] * 3)))
         client.start()
         try:

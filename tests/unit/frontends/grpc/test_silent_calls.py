@@ -13,10 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from shmserve.frontends.grpc import call_pools, handlers
-from shmserve.frontends.grpc.call_pools import (
-    AwaitedRequests,
-    ClientDeadlines,
-)
+from shmserve.frontends.grpc.call_pools import AwaitedRequests, ClientDeadlines
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Client, Rig, Sender, request
 

@@ -28,11 +28,6 @@ from tests.unit.http_client import (
 )
 
 
-@pytest.fixture
-def client() -> Client:
-    return Client()
-
-
 def test_server_metadata(client: Client) -> None:
     answer = client.get("/v2")
     assert answer.headers["content-type"] == "application/json"

@@ -267,8 +267,7 @@ def test_data_is_sent_small_but_never_kept(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["*qps", "*fail_rate(%25)", "*latency_max(ms)", "*cpu_usage(%25)", "*mem_usage(%25)"],
+    "name", ["*qps", "*fail_rate(%25)", "*latency_max(ms)", "*cpu_usage(%25)", "*mem_usage(%25)"]
 )
 def test_a_trend_has_all_times_oldest_first(client: Client, name: str) -> None:
     found = series(client, name)
@@ -315,8 +314,7 @@ def test_a_reported_distribution_is_one_too(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [("*gpu1_usage(%25)", [0.0, 30.0]), ("*gpu10_mem_usage(MIB)", [512.0, 0.5])],
+    ("name", "values"), [("*gpu1_usage(%25)", [0.0, 30.0]), ("*gpu10_mem_usage(MIB)", [512.0, 0.5])]
 )
 def test_a_gpu_is_named_by_its_number(client: Client, name: str, values: list[float]) -> None:
     for level in range(len(LEVELS)):

@@ -20,11 +20,6 @@ from shmserve.testing.fake_models import array_of, tensor_of
 from tests.unit.http_client import Answer, Body, Client, error_of
 
 
-@pytest.fixture
-def client() -> Client:
-    return Client()
-
-
 def generate(client: Client, model: str, document: Any) -> Answer:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return client.ask("POST", f"/v2/models/{model}/generate", body)
@@ -164,12 +159,7 @@ def test_limits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
-    [
-        ([1.5], 1.5),
-        ([float("nan")], "NaN"),
-        ([float("inf"), 1], "[Infinity,1.0]"),
-        ([], []),
-    ],
+    [([1.5], 1.5), ([float("nan")], "NaN"), ([float("inf"), 1], "[Infinity,1.0]"), ([], [])],
 )
 def test_numbers(client: Client, outcome: list[float], expected: Any) -> None:
     array = np.array(outcome, np.float32)

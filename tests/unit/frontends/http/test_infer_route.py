@@ -6,7 +6,6 @@ import gzip
 import json
 
 import numpy as np
-import pytest
 
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
@@ -24,11 +23,6 @@ from tests.unit.http_client import (
     as_json,
     error_of,
 )
-
-
-@pytest.fixture
-def client() -> Client:
-    return Client()
 
 
 def test_json_in_and_out(client: Client) -> None:

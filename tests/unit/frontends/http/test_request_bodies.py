@@ -24,11 +24,6 @@ from tests.unit.http_client import (
 )
 
 
-@pytest.fixture
-def client() -> Client:
-    return Client()
-
-
 @pytest.mark.parametrize(
     ("length", "message"),
     [

@@ -33,6 +33,7 @@ class Client:
     settings = Settings()
     watch: tuple[str, float] | None = ("test", inf)
     sock: socket.socket
+    expired = False
 
     def cut_if_overdue(self, now: float) -> None:
         raise AssertionError

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.frontends.http2 import (
-    ConnectionTerminated,
-    ErrorCode,
-    RequestReceived,
-    encode_fields,
-)
+from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived, encode_fields
 from shmserve.frontends.http2 import frames as f
 from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers
 

@@ -10,10 +10,7 @@ from shmserve.frontends.http2 import frames as f
 from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers
 
 
-@pytest.mark.parametrize(
-    "second",
-    [data(1, b"x"), headers(1, (("a", "b"),))],
-)
+@pytest.mark.parametrize("second", [data(1, b"x"), headers(1, (("a", "b"),))])
 def test_a_half_closed_stream_takes_nothing(second: bytes) -> None:
     peer = Peer()
     peer.ask(1)

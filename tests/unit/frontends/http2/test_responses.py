@@ -5,12 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from shmserve.frontends.http2 import (
-    ErrorCode,
-    SendQueueFull,
-    StreamReset,
-    encode_fields,
-)
+from shmserve.frontends.http2 import ErrorCode, SendQueueFull, StreamReset, encode_fields
 from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.sender import ALONE_FRAME
 from tests.unit.frontends.http2.peer import Frame, Peer, parse

@@ -47,7 +47,7 @@ class BodyReader(Protocol):
 
         Args:
             limit: largest number of bytes.
-            setting: the setting that holds `limit`, for messages; "" if none does.
+            setting: name of the setting with this limit, for messages; "": a fixed limit.
             cost: bytes of heap charged per byte.
 
         Raises:

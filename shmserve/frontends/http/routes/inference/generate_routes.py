@@ -18,12 +18,7 @@ from shmserve.frontends.http.routes.inference.chunks import send_chunks
 from shmserve.frontends.http.routes.inference.infer_body import InferBody, client_of
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.forwarded_fields import compiled
-from shmserve.frontends.oip.generate import (
-    encode_error,
-    encode_outcome,
-    is_answer,
-    parse_generate,
-)
+from shmserve.frontends.oip.generate import encode_error, encode_outcome, is_answer, parse_generate
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import RegionWindow

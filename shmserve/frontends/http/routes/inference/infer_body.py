@@ -73,20 +73,9 @@ class InferBody:
     """
 
     __slots__ = (
-        "_forward",
-        "_inputs",
-        "_known",
-        "_reader",
-        "_regions",
-        "_settings",
-        "_signature",
-        "environ",
-        "nbytes",
-        "request",
-        "share",
-        "started_ns",
-        "wanted",
-    )
+        "_forward", "_inputs", "_known", "_reader", "_regions", "_settings", "_signature",
+        "environ", "nbytes", "request", "share", "started_ns", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -137,8 +126,7 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, fitting.names, parameters, fitting.places, on_wait),
-            caller_number=number,
+            *(request.id, fitting.names, parameters, fitting.places, on_wait), caller_number=number
         )
 
     def traceparent(self) -> str:

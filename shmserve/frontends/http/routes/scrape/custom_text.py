@@ -62,7 +62,7 @@ def _histogram(name: str, series: Series) -> Iterator[str]:
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
-    shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+    shown = ",".join(f'{label}="{escaped(text)}"' for label, text in labels)
     return f"{name}{{{shown}}} {_number(value)}" if shown else f"{name} {_number(value)}"
 
 
@@ -74,5 +74,5 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < _EXACT else repr(value)
 
 
-def _escaped(value: str) -> str:
+def escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

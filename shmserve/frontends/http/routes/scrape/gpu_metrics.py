@@ -38,18 +38,18 @@ _VALUES = (
         "utilization",
         "utilization_ratio",
         "nv_gpu_utilization",
-        "Share of the last moments in which anything ran on the GPU",
+        "Share of the last moments with work on the GPU",
     ),
     _Value("memory_used", "memory_used_bytes", "nv_gpu_memory_used_bytes", "GPU memory in use"),
     _Value("memory_total", "memory_total_bytes", "nv_gpu_memory_total_bytes", "GPU memory"),
     _Value("temperature", "temperature_celsius", "", "Temperature of the GPU"),
-    _Value("power", "power_watts", "nv_gpu_power_usage", "Power the GPU draws, in watts"),
+    _Value("power", "power_watts", "nv_gpu_power_usage", "Power of the GPU, in watts"),
     _Value("power_limit", "power_limit_watts", "nv_gpu_power_limit", "Power limit, in watts"),
     _Value(
         "energy",
         "energy_joules_total",
         "nv_energy_consumption",
-        "Energy the GPU has used since its driver was loaded, in joules",
+        "Energy of the GPU since its driver was loaded, in joules",
     ),
 )
 

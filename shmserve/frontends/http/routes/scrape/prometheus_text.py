@@ -7,6 +7,7 @@ process cannot delay a scrape. Metrics reported by models follow. The setting
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from time import monotonic_ns
@@ -83,17 +84,15 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
     yield from _requests(models)
     yield from _durations(models)
     yield from _executions(models)
-    yield _family(
-        GaugeMetricFamily,
+    yield _gauge(
         "pending_requests",
-        "Requests that wait to be executed",
+        "Requests that wait for execution",
         _MODEL,
         sorted(report.pending().items()),
     )
-    yield _family(
-        CounterMetricFamily,
+    yield _counter(
         "key_requests",
-        "Requests that came with a key, by its name",
+        "Requests with a key, by the key's name",
         ("key",),
         [((name,), count) for name, count in sorted(report.keys.items())],
     )
@@ -103,8 +102,7 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
     states = Counter(
         entry.state.value for versions in snapshot.models.values() for entry in versions.values()
     )
-    yield _family(
-        GaugeMetricFamily,
+    yield _gauge(
         "models",
         "Model versions by state",
         ("state",),
@@ -125,21 +123,23 @@ def _family(
     return family
 
 
+_gauge = functools.partial(_family, GaugeMetricFamily)
+_counter = functools.partial(_family, CounterMetricFamily)
+
+
 def _requests(models: list[ModelReport]) -> Iterator[Metric]:
     counts = [
         ((model.model, model.version, protocol), counts)
         for model in models
         for protocol, counts in sorted(model.requests.items())
     ]
-    yield _family(
-        CounterMetricFamily,
+    yield _counter(
         "requests",
-        "Inference requests for models that are ready, by their outcome's time",
+        "Inference requests to ready models, counted at their end",
         (*_MODEL, "protocol"),
         [(labels, c.requests) for labels, c in counts],
     )
-    yield _family(
-        CounterMetricFamily,
+    yield _counter(
         "request_failures",
         "Inference requests that failed, by reason",
         (*_MODEL, "protocol", "reason"),
@@ -149,10 +149,9 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
             for reason in Reason
         ],
     )
-    yield _family(
-        CounterMetricFamily,
+    yield _counter(
         "cache_lookups",
-        "Requests whose answer was looked for among those that are kept, by result",
+        "Lookups in the response cache, by result",
         (*_MODEL, "result"),
         [
             ((model.model, model.version, result), model.all_requests().cache[index])
@@ -160,8 +159,7 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
             for index, result in ((0, "hit"), (2, "miss"))
         ],
     )
-    yield _family(
-        CounterMetricFamily,
+    yield _counter(
         "copied_bytes",
         "Bytes of tensors copied in user space, by stage",
         (*_MODEL, "stage"),
@@ -176,7 +174,7 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
 def _durations(models: list[ModelReport]) -> Iterator[Metric]:
     whole = HistogramMetricFamily(
         "shmserve_request_duration_seconds",
-        "From a request's arrival to its answer being ready to send; answered requests",
+        "Time of answered requests from arrival to an answer ready to send",
         labels=_MODEL,
     )
     stages = HistogramMetricFamily(
@@ -201,11 +199,11 @@ def _observe(family: HistogramMetricFamily, labels: list[str], buckets: list[int
 
 def _executions(models: list[ModelReport]) -> Iterator[Metric]:
     for name, what, field in (
-        ("model_executions", "How often a model ran and answered", "executions"),
+        ("model_executions", "Executions of a model", "executions"),
         ("inferences", "Elements of the batches of all executions", "inferences"),
     ):
         rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
-        yield _family(CounterMetricFamily, name, what, _MODEL, rows)
+        yield _counter(name, what, _MODEL, rows)
     sizes = HistogramMetricFamily(
         "shmserve_batch_size", "Elements of the batch of an execution", labels=_MODEL
     )
@@ -223,37 +221,29 @@ def _executions(models: list[ModelReport]) -> Iterator[Metric]:
 def _processes(report: Report) -> Iterator[Metric]:
     running = Counter(process.owner.role for process in report.processes)
     connected = _by_role(report, "connections")
-    connections = {
-        role: connected[role] for role in connected if role == "http"
-    }  # gRPC processes do not count connections
-    for kind, name, what, by_role in (
-        (CounterMetricFamily, "process_starts", "Processes that were started", report.starts),
-        (
-            CounterMetricFamily,
-            "process_ends",
-            "Processes that have ended, for whatever reason",
-            report.ends,
-        ),
-        (GaugeMetricFamily, "processes", "Processes that run", running),
-        (GaugeMetricFamily, "connections", "Connections of clients", connections),
+    # gRPC processes do not count connections
+    connections = {role: connected[role] for role in connected if role == "http"}
+    for make, name, what, by_role in (
+        (_counter, "process_starts", "Started processes", report.starts),
+        (_counter, "process_ends", "Ended processes, for any reason", report.ends),
+        (_gauge, "processes", "Running processes", running),
+        (_gauge, "connections", "Connections of clients", connections),
     ):
         rows = [((role,), count) for role, count in sorted(by_role.items())]
-        yield _family(kind, name, f"{what}, by role", ("role",), rows)
+        yield make(name, f"{what}, by role", ("role",), rows)
     executors = sorted(
         (p for p in report.processes if p.owner.role == "executor"), key=lambda p: p.owner.instance
     )
     labels = [(p.owner.model, p.owner.version, p.owner.instance) for p in executors]
-    yield _family(
-        GaugeMetricFamily,
+    yield _gauge(
         "queue_depth",
         "Requests that wait for or run on an instance",
         (*_MODEL, "instance"),
         zip(labels, (p.depth for p in executors), strict=True),
     )
-    yield _family(
-        GaugeMetricFamily,
+    yield _gauge(
         "executor_busy_seconds",
-        "For how long an instance has been running its present request; 0: idle",
+        "Time since an instance began its current request; 0 if idle",
         (*_MODEL, "instance"),
         zip(labels, (_busy_s(p) for p in executors), strict=True),
     )
@@ -281,11 +271,15 @@ def _memory(report: Report) -> Iterator[Metric]:
         ("slots", "slots", "Slots of arenas in use"),
         ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
         ("arena_bytes", "arena_bytes", "Shared memory that processes hold"),
-        ("cache_bytes", "cache_bytes", "Answers that are kept"),
-        ("abandoned", "abandoned_requests", "Requests whose late answers are awaited"),
+        ("cache_bytes", "cache_bytes", "Bytes of answers in the response cache"),
+        (
+            "abandoned",
+            "abandoned_requests",
+            "Abandoned requests whose late answers are still to come",
+        ),
     ):
         rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]
-        yield _family(GaugeMetricFamily, name, f"{what}, by role", ("role",), rows)
+        yield _gauge(name, f"{what}, by role", ("role",), rows)
     yield GaugeMetricFamily(
         "shmserve_pool_bytes", "Shared memory that the service may use", value=report.pool_bytes
     )
@@ -293,9 +287,13 @@ def _memory(report: Report) -> Iterator[Metric]:
         "shmserve_pool_used_bytes", "Shared memory granted to processes", value=report.pool_used
     )
     for field, name, what in (
-        ("regions", "regions", "Regions of client memory that are registered"),
+        ("regions", "regions", "Registered regions of client memory"),
         ("nbytes", "region_bytes", "Bytes of registered client memory"),
-        ("quarantined", "regions_quarantined", "Regions that cannot be used any more"),
+        (
+            "quarantined",
+            "regions_quarantined",
+            "Regions out of use, because their memory was truncated",
+        ),
     ):
         rows = [((region.kind,), getattr(region, field)) for region in report.regions]
-        yield _family(GaugeMetricFamily, name, f"{what}, by kind", ("kind",), rows)
+        yield _gauge(name, f"{what}, by kind", ("kind",), rows)

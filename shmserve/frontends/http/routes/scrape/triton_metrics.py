@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes.scrape.custom_text import escaped
 from shmserve.frontends.http.routes.scrape.gpu_metrics import triton_gpu_lines
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 
@@ -52,8 +53,8 @@ _COUNTERS: tuple[tuple[str, str, Value], ...] = (
     *(
         (f"nv_cache_{name}_per_model", what, _cache(index, unit))
         for name, what, index, unit in (
-            ("num_hits", "Answers that were kept", 0, 1),
-            ("num_misses", "Answers that were not kept", 2, 1),
+            ("num_hits", "Requests answered from the response cache", 0, 1),
+            ("num_misses", "Requests without an answer in the response cache", 2, 1),
             ("hit_duration", "Microseconds of hits", 1, 1000),
             ("miss_duration", "Microseconds of misses", 3, 1000),
         )
@@ -80,7 +81,7 @@ def _lines(report: Report) -> Iterator[str]:
             failed = sum(counts[each] for each in ours)
             yield f"{name}{{{_labels(model, reason)}}} {failed}"
     name = "nv_inference_pending_request_count"
-    yield from _head(name, "Requests that wait to be executed", "gauge")
+    yield from _head(name, "Requests that wait for execution", "gauge")
     pending = report.pending()
     for model in models:
         yield f"{name}{{{_labels(model)}}} {pending[model.model, model.version]}"
@@ -94,8 +95,4 @@ def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
 def _labels(model: ModelReport, reason: str = "") -> str:
     """Return the labels in Triton's order, by name: some tools compare whole lines."""
     between = f',reason="{reason}"' if reason else ""
-    return f'model="{_escaped(model.model)}"{between},version="{_escaped(model.version)}"'
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'model="{escaped(model.model)}"{between},version="{escaped(model.version)}"'

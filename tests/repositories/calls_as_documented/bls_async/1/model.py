@@ -16,9 +16,7 @@ class TritonPythonModel:
             ]
             calls = [
                 pb_utils.InferenceRequest(
-                    model_name=name.decode("utf-8"),
-                    requested_output_names=[output],
-                    inputs=inputs,
+                    model_name=name.decode("utf-8"), requested_output_names=[output], inputs=inputs
                 ).async_exec()
                 for output in ("OUTPUT0", "OUTPUT1")
             ]
