@@ -150,11 +150,9 @@ class ListeningSettings(ServingSettings, frozen=True):
     ] = ()
     look_us: Annotated[
         Literal["auto"] | Annotated[int, Meta(ge=0, le=1000)],
-        about(
-            "longest time, in microseconds, for which a busy process polls before it sleeps, "
-            "where the last wait was as short; 0: never; `auto`: 400, and 0 with fewer than two "
-            "processors ([how](performance.md#polling-before-sleeping))"
-        ),
+        "longest time, in microseconds, for which a busy process polls before it sleeps; 0: "
+        "never; `auto`: 400, or 0 with fewer than two processors "
+        "([how](performance.md#polling-before-sleeping))",
     ] = "auto"
     run_dir: Annotated[
         str,
