@@ -1,7 +1,5 @@
 """The blocking client: `connect` and `Client`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -25,6 +23,7 @@ from shmserve.client.tensors import ClientTensor
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.client.wire.lanes import Lanes
+from shmserve.transport import looking
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +42,7 @@ def connect(
     timeout: float = 300.0,
     lanes: bool = True,
     require_shared_memory: bool = False,
+    look_us: int | None = None,
 ) -> Client:
     """Connect to a server.
 
@@ -61,6 +61,9 @@ def connect(
         timeout: default seconds to wait for an answer.
         lanes: talk to executors directly if the server allows lanes; False: always use HTTP.
         require_shared_memory: fail, now and in every call, rather than go without shared memory.
+        look_us: longest time, in microseconds, to poll for a lane's answer before the calling
+            thread sleeps, if the last answer came as soon; 0: never. Default: as the server's
+            setting `look_us`, which is `auto` by default.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
@@ -68,7 +71,10 @@ def connect(
         ValueError: `url` has neither form.
     """
     transport = Transport(url, timeout)
-    client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
+    budget = looking.budget_us("auto") if look_us is None else look_us
+    client = Client(
+        transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory, budget
+    )
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:
         client.close()
@@ -95,12 +101,13 @@ class Client(ServiceCalls):
         max_device_bytes: int,
         lanes: bool,
         require_shared_memory: bool,
+        look_us: int = 0,
     ) -> None:
         super().__init__(transport)
         transport.request("GET", "/v2/health/live")
         pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
         self._pools = pools
-        self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None
+        self._lanes = Lanes(lambda: pools.control, look_us) if lanes and pools.sought else None
         self._requester = Requester(transport, pools, self._lanes, require_shared_memory)
         self._streams: WeakSet[ResultStream] = WeakSet()
         self._streams_lock = threading.Lock()

@@ -18,8 +18,6 @@ A greenlet that has finished is kept with its stack for the next run: mapping an
 of 16 KiB for each call would cost more.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -37,6 +35,7 @@ from shmserve.errors import Unavailable
 from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
+from shmserve.transport.looking import Look
 
 _MAX_EVENTS = 256  # limit of events that one poll returns
 _ENDINGS = 3  # attempts to end a greenlet, which may wait again while it ends
@@ -53,11 +52,12 @@ class Readiness(TimedWait):
     descriptor; -1 without a descriptor. `waiter`: the waiting greenlet; None if no greenlet
     waits."""
 
-    __slots__ = ("_armed", "_hub", "fd", "waiter")
+    __slots__ = ("_armed", "_hub", "_peers", "fd", "waiter")
 
-    def __init__(self, hub: Hub, fd: int = -1) -> None:
+    def __init__(self, hub: Hub, fd: int = -1, peers: int = 0) -> None:
         super().__init__(hub._timers)
         self._hub = hub
+        self._peers = peers  # 1 for a process of this service, 0 for anything else
         self.fd = fd
         self._armed = 0  # events that the epoll set watches the descriptor for
         self.waiter: greenlet | None = None
@@ -70,7 +70,9 @@ class Readiness(TimedWait):
         self._deadline = deadline
         if deadline < self.filed:
             self._file()
+        self._hub._peers_awaited += self._peers
         ready = bool(self._hub._main.switch())
+        self._hub._peers_awaited -= self._peers
         self.waiter = None
         self._deadline = inf
         return ready
@@ -102,6 +104,7 @@ class Hub:
     Args:
         threads: limit of threads beside the loop.
         setting: name of the setting with that limit.
+        look_us: longest look before the loop sleeps, in microseconds (`transport.looking`).
 
     Attributes:
         at_turns_end: has the loop call a function once all events of this turn are handled.
@@ -110,10 +113,12 @@ class Hub:
         change: changes the watched events of a descriptor with a handler.
     """
 
-    def __init__(self, threads: int, setting: str) -> None:
+    def __init__(self, threads: int, setting: str, look_us: int = 0) -> None:
         self._main = getcurrent()
         self._thread = 0  # id of the thread that runs the loop
         self._descriptors: Descriptors[Readiness] = Descriptors()
+        self._look = Look(self._descriptors.epoll.poll, look_us, _MAX_EVENTS)
+        self._peers_awaited = 0  # greenlets that wait for an answer of an executor, for instance
         self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
         self.at_turns_end = self._soon.append
@@ -135,7 +140,7 @@ class Hub:
     def run(self, until: float) -> None:
         """Resume greenlets as their waits end. Return at `until`, or after a call of `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
-        poll, fresh = descriptors.epoll.poll, descriptors.fresh
+        poll, fresh = self._look.wait, descriptors.fresh
         waits, handlers = descriptors.waits, descriptors.handlers
         self._main = getcurrent()
         self._thread = get_ident()
@@ -146,7 +151,7 @@ class Hub:
                 continue
             wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
-            for fd, events in poll(0.0 if soon else wake_at - now, _MAX_EVENTS):
+            for fd, events in poll(0.0 if soon else wake_at - now, self._peers_awaited > 0):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)
@@ -260,9 +265,10 @@ class Hub:
         """Run a function in a greenlet from the next turn on. An error ends only that function."""
         self._soon.append(partial(self.enter, run, *args))
 
-    def watch(self, fd: int) -> Readiness:
-        """Return the `Readiness` of a new descriptor."""
-        readiness = self._descriptors.waits[fd] = Readiness(self, fd)
+    def watch(self, fd: int, peers: int = 0) -> Readiness:
+        """Return the `Readiness` of a new descriptor. `peers`: 1 for a channel to a process of
+        this service, whose answers come sooner than clients' requests."""
+        readiness = self._descriptors.waits[fd] = Readiness(self, fd, peers)
         return readiness
 
     def sleep(self, seconds: float) -> None:

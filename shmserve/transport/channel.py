@@ -5,8 +5,6 @@ writes before it, and a peer that dies is an EOF. SCM_RIGHTS carries fds, and SO
 peer's pid and uid. OS errors become the project's errors here.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import errno
@@ -176,7 +174,7 @@ class Channel:
 
     def watch(self, waiter: ThreadWaiter) -> DescriptorWait:
         """Have a waiter wait for this channel from now on."""
-        self.readiness = readiness = waiter.watch(self._socket.fileno())
+        self.readiness = readiness = waiter.watch(self._socket.fileno(), 1)
         return readiness
 
     def refuse(self) -> None:

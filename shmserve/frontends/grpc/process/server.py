@@ -1,7 +1,5 @@
 """gRPC server of a process: rpcs, handlers and limits."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -32,6 +30,7 @@ from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.tensor_message import ModelSubjects, TensorIntake
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.presented_keys import PresentedKeys
+from shmserve.transport import looking
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class GrpcServer:
     """gRPC server of a process. `server`: the engine; addresses are added before `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, find: FindCaller) -> None:
-        loop = EventLoop(settings.grpc_threads)
+        loop = EventLoop(settings.grpc_threads, looking.budget_us(settings.look_us))
         self._overdue = ClientDeadlines(loop.at)
         self._pools = pools = CallPools(settings, self._overdue)
         keys = PresentedKeys(settings, dispatcher.count_key)
