@@ -1,5 +1,7 @@
 """The blocking client: `connect` and `Client`."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math

@@ -18,6 +18,8 @@ A greenlet that has finished is kept with its stack for the next run: mapping an
 of 16 KiB for each call would cost more.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import threading

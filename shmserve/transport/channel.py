@@ -5,6 +5,8 @@ writes before it, and a peer that dies is an EOF. SCM_RIGHTS carries fds, and SO
 peer's pid and uid. OS errors become the project's errors here.
 """
 
+from __future__ import annotations
+
 import array
 import contextlib
 import errno

@@ -24,6 +24,8 @@ has the channels calls `_attend`. Only the main thread asks the scheduler which 
     link's thread    stop, wake, queued, executed
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -1,5 +1,7 @@
 """gRPC server of a process: rpcs, handlers and limits."""
 
+from __future__ import annotations
+
 import logging
 import os
 import time
