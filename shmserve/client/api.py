@@ -64,8 +64,8 @@ def connect(
         lanes: talk to executors directly if the server allows lanes; False: always use HTTP.
         require_shared_memory: fail, now and in every call, rather than go without shared memory.
         look_us: longest time, in microseconds, to poll for a lane's answer before the calling
-            thread sleeps, if the last answer came as soon; 0: never. Default: as the server's
-            setting `look_us`, which is `auto` by default.
+            thread sleeps, if the last answer came as soon; 0: never. Holds for all clients of the
+            process. Default: as `auto` of the server's setting.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
@@ -73,10 +73,8 @@ def connect(
         ValueError: `url` has neither form.
     """
     transport = Transport(url, timeout)
-    budget = looking.budget_us("auto") if look_us is None else look_us
-    client = Client(
-        transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory, budget
-    )
+    looking.permit("auto" if look_us is None else look_us, anew=look_us is not None)
+    client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:
         client.close()
@@ -103,13 +101,12 @@ class Client(ServiceCalls):
         max_device_bytes: int,
         lanes: bool,
         require_shared_memory: bool,
-        look_us: int = 0,
     ) -> None:
         super().__init__(transport)
         transport.request("GET", "/v2/health/live")
         pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
         self._pools = pools
-        self._lanes = Lanes(lambda: pools.control, look_us) if lanes and pools.sought else None
+        self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None
         self._requester = Requester(transport, pools, self._lanes, require_shared_memory)
         self._streams: WeakSet[ResultStream] = WeakSet()
         self._streams_lock = threading.Lock()

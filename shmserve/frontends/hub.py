@@ -37,7 +37,7 @@ from shmserve.errors import Unavailable
 from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
-from shmserve.transport.looking import Look
+from shmserve.transport.looking import LookingWait
 
 _MAX_EVENTS = 256  # limit of events that one poll returns
 _ENDINGS = 3  # attempts to end a greenlet, which may wait again while it ends
@@ -106,7 +106,6 @@ class Hub:
     Args:
         threads: limit of threads beside the loop.
         setting: name of the setting with that limit.
-        look_us: longest look before the loop sleeps, in microseconds (`transport.looking`).
 
     Attributes:
         at_turns_end: has the loop call a function once all events of this turn are handled.
@@ -115,11 +114,11 @@ class Hub:
         change: changes the watched events of a descriptor with a handler.
     """
 
-    def __init__(self, threads: int, setting: str, look_us: int = 0) -> None:
+    def __init__(self, threads: int, setting: str) -> None:
         self._main = getcurrent()
         self._thread = 0  # id of the thread that runs the loop
         self._descriptors: Descriptors[Readiness] = Descriptors()
-        self._look = Look(self._descriptors.epoll.poll, look_us, _MAX_EVENTS)
+        self._look = LookingWait(self._descriptors.epoll.poll, _MAX_EVENTS)
         self._peers_awaited = 0  # greenlets that wait for an answer of an executor, for instance
         self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
@@ -142,7 +141,7 @@ class Hub:
     def run(self, until: float) -> None:
         """Resume greenlets as their waits end. Return at `until`, or after a call of `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
-        poll, fresh = self._look.wait, descriptors.fresh
+        poll, fresh, look = descriptors.epoll.poll, descriptors.fresh, self._look.wait
         waits, handlers = descriptors.waits, descriptors.handlers
         self._main = getcurrent()
         self._thread = get_ident()
@@ -153,7 +152,10 @@ class Hub:
                 continue
             wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
-            for fd, events in poll(0.0 if soon else wake_at - now, self._peers_awaited > 0):
+            timeout_s, awaited = 0.0 if soon else wake_at - now, self._peers_awaited
+            # With several answers under way, a look would take each alone: more turns for the same work.
+            alone = awaited < 2
+            for fd, events in look(timeout_s, awaited) if alone else poll(timeout_s, _MAX_EVENTS):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)

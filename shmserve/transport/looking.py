@@ -1,19 +1,19 @@
 """Looking: polling for some microseconds before sleeping.
 
 A process that sleeps costs its peer a wake-up, and resumes only when its processor has left idle:
-20 to 60 us in all. A process that polls meanwhile saves both. Polling pays only if the event comes
-soon, and must not take a processor from a thread that could run. So:
+20 to 60 us in all. Polling saves both, but pays only if the event comes soon, and must not take a
+processor from a thread that could run. So:
 
 - A wait begins with a look only if the last wait of the same kind was shorter than the budget.
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
-  one of them is short again.
+  a wait is short again.
 - Looks are paid from an account that grows by 1 % of the time. Only a thread whose latest waits
-  all took less than `_QUICK_NS` looks for free, unless in vain. A look that is not in vain pays
+  all took less than `_QUICK_NS` looks for free, unless in vain. A look with an event pays
   for a quarter of a look in vain.
 - A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is
-  away for long, other programs need it. Then looks are left out for 5 ms, and for twice as long
-  each time, up to 2 s.
-- One thread of a process looks at a time.
+  away for long, other programs need the time. Then looks are left out for 5 ms, and for twice as
+  long each time, up to 2 s.
+- Each process has at most one looking thread, and none while several requests are under way.
 - A process whose CPU quota (cgroup) was exhausted within the last second does not look.
 
 So an idle process does not look, and a thread with pauses between requests looks for 1 % of the
@@ -50,28 +50,27 @@ give_way: Callable[[], object] = (
 Poll = Callable[..., Any]
 
 _turn = threading.Lock()  # held by the thread that looks
+_budget_ns: int | None = None  # the longest look
 
 
-def budget_us(setting: Literal["auto"] | int) -> int:
-    """Return the longest look in microseconds, 0 for none, for a value of `look_us`."""
-    if setting != "auto":
-        return setting
-    return DEFAULT_US if cgroups.processors() >= 2 else 0
+def permit(setting: Literal["auto"] | int, anew: bool = True) -> None:
+    """Let waits of this process begin with looks of so many microseconds at most, 0 for no looks.
+    `auto`: of `DEFAULT_US`, or none with fewer than two processors. `anew`: False leaves what was
+    permitted before."""
+    global _budget_ns
+    if _budget_ns is None or anew:
+        if setting == "auto":
+            setting = DEFAULT_US if cgroups.processors() >= 2 else 0
+        _budget_ns = 1000 * setting
 
 
-class Look:
-    """Waits of one thread, which may begin with a look.
-
-    Args:
-        poll: called with a timeout in seconds and `args`; returns something empty if there is
-            nothing within the timeout.
-        budget: longest look, in microseconds; 0: no looks.
-    """
+class LookingWait:
+    """Waits of one thread, which may begin with a look. `poll` is called with a timeout in seconds
+    and `args`, and returns something empty if the timeout passes."""
 
     __slots__ = (
         "_account_ns",
         "_args",
-        "_budget_ns",
         "_clock",
         "_is_short",
         "_noted_at",
@@ -86,13 +85,11 @@ class Look:
     def __init__(
         self,
         poll: Poll,
-        budget: int,
         *args: object,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._poll = poll
         self._args = args
-        self._budget_ns = 1000 * budget
         self._clock = clock
         self._is_short = [False, False]  # by kind: the last wait was shorter than the budget
         self._quick = 0  # waits below `_QUICK_NS` in a row
@@ -106,12 +103,12 @@ class Look:
     def wait(self, timeout_s: float, kind: int = 0) -> Any:
         """Return what `poll` returns, waiting for at most `timeout_s` seconds. `kind`: 0 or 1;
         waits of one kind predict each other."""
-        poll, args, is_short = self._poll, self._args, self._is_short
-        if not self._budget_ns or not timeout_s:
+        poll, args, is_short, budget_ns = self._poll, self._args, self._is_short, _budget_ns
+        if not budget_ns or not timeout_s:
             return poll(timeout_s, *args)
         began = self._clock()
         if is_short[kind] and began >= self._resume_at and self._may_look(began):
-            found, now = self._look(began, timeout_s)
+            found, now = self._look(began, began + min(budget_ns, int(timeout_s * 1e9)))
             if found:
                 return found
             is_short[kind] = False
@@ -120,7 +117,7 @@ class Look:
             return poll(timeout_s, *args)
         found = poll(timeout_s, *args)
         took = self._clock() - began
-        is_short[kind] = took < self._budget_ns
+        is_short[kind] = took < budget_ns
         self._quick = self._quick + 1 if took < _QUICK_NS else 0
         return found
 
@@ -134,11 +131,10 @@ class Look:
             return False
         return _turn.acquire(blocking=False)
 
-    def _look(self, began: int, timeout_s: float) -> tuple[Any, int]:
+    def _look(self, began: int, end: int) -> tuple[Any, int]:
         """Poll until there is something, or the look must end. Return the result of the last poll
         and the time. Give up the turn to look."""
         poll, args, clock = self._poll, self._args, self._clock
-        end = began + min(self._budget_ns, int(timeout_s * 1e9))
         found, now = None, began
         try:
             found = poll(0, *args)

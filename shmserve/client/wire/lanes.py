@@ -21,7 +21,7 @@ from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.transport.channel import MAX_MESSAGE, Channel
-from shmserve.transport.looking import Look
+from shmserve.transport.looking import LookingWait
 
 Key = tuple[str, str]  # model name and version, as requested
 
@@ -37,8 +37,8 @@ class ClientLane:
     """Open lane, for one thread at a time. `opened`: the server's description of the lane.
     `limit_s`: longest wait for an answer, in seconds: the server's own limit and a grace period."""
 
-    def __init__(self, opened: LaneOpened, channel: Channel, look_us: int = 0) -> None:
-        self._wait = Look(channel.receive_within, look_us, 0).wait  # without descriptors
+    def __init__(self, opened: LaneOpened, channel: Channel) -> None:
+        self._wait = LookingWait(channel.receive_within, 0).wait  # without descriptors
         self.opened = opened
         self.channel = channel
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
@@ -61,11 +61,9 @@ class _Idle(Struct):
 class Lanes:
     """Idle lanes of one client. Thread-safe."""
 
-    def __init__(self, control: Callable[[], ControlConnection | None], look_us: int = 0) -> None:
-        """Make an empty set. `control` returns the client socket's connection, None without one.
-        `look_us`: as in `connect`."""
+    def __init__(self, control: Callable[[], ControlConnection | None]) -> None:
+        """Make an empty set. `control` returns the client socket's connection, None without one."""
         self._control = control
-        self._look_us = look_us
         self._lock = threading.Lock()
         self._idle: dict[Key, _Idle] = {}
         self._closed = False
@@ -88,7 +86,7 @@ class Lanes:
         except ShmserveError:
             idle.refused_until = time.monotonic() + _AGAIN_S
             return None
-        return ClientLane(opened, channel, self._look_us)
+        return ClientLane(opened, channel)
 
     def give(self, key: Key, lane: ClientLane) -> None:
         """Take a lane back after its request."""

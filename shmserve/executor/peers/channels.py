@@ -38,7 +38,7 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import StatusPage
 from shmserve.transport.channel import close_all
-from shmserve.transport.looking import Look
+from shmserve.transport.looking import LookingWait
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class Channels:
     Never waits for a peer: an answer is kept until the peer has room.
 
     `closed`: no new peer is admitted. `quiet`: the last `receive` found no event at all. `status`:
-    status page, which frontends read. `look_us`: longest look before the main thread sleeps, in
-    microseconds (`transport.looking`).
+    status page, which frontends read.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Channels:
         status: StatusPage,
         mappings: Mappings,
         lanes: LanePeers,
-        look_us: int = 0,
     ) -> None:
         self.closed = False
         self.quiet = True
@@ -74,7 +72,8 @@ class Channels:
         self._connections = self._watched.by_fd
         self._events = self._watched.events
         self._epoll = self._watched.epoll
-        self._look = Look(self._epoll.poll, look_us)
+        self._look = LookingWait(self._epoll.poll)
+        self._alone = True  # the last `receive` found one peer at most
         self._lane_peers = lanes
         self._lanes = LaneTraffic(lanes, self._watched)
         self._inbox: deque[Callable[[], None]] = deque()  # actions of other threads
@@ -192,11 +191,11 @@ class Channels:
         """Wait at most `timeout_s` seconds and return the events. One message per channel is read:
         epoll reports the next messages in the next call. `looks`: the wait may begin with a look,
         because no other thread runs the model."""
-        if looks and not self._events:
+        if looks and self._alone and not self._events:
             reported = self._look.wait(timeout_s)
         else:
             reported = self._epoll.poll(0 if self._events else timeout_s)
-        self.quiet = not reported
+        self.quiet, self._alone = not reported, len(reported) < 2
         for fd, mask in reported:
             connection = self._connections.get(fd)
             if connection is None:

@@ -179,8 +179,8 @@ class Executor:
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
         lanes, mappings = self._lanes(spec), self.devices.mappings
-        look_us = looking.budget_us(self.settings.look_us)
-        channels = Channels(listener, hello, self.memory, self.status, mappings, lanes, look_us)
+        looking.permit(self.settings.look_us)
+        channels = Channels(listener, hello, self.memory, self.status, mappings, lanes)
         self.channels = channels
         workspace = Workspace(spec, self.memory, self.regions)
         settings = self.settings

@@ -1,6 +1,7 @@
 """Looks before waits, with a clock and events of the test's own."""
 
 import threading
+from functools import partial
 from time import monotonic_ns
 
 import pytest
@@ -8,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.transport import cgroups, looking
-from shmserve.transport.looking import Look
+from shmserve.transport.looking import LookingWait
 
 US = 1000
 BUDGET = 100
 POLL_US = 2  # what a poll takes on the test's clock
+
+
+@pytest.fixture(autouse=True)
+def _budget(monkeypatch):
+    monkeypatch.setattr(looking, "_budget_ns", BUDGET * US)
 
 
 class Machine:
@@ -26,7 +32,7 @@ class Machine:
         self.away = 0  # time that others have the processor at the next yield, in microseconds
         if monkeypatch is not None:
             monkeypatch.setattr(looking, "give_way", self.give_way)
-        self.look = Look(self.poll, BUDGET, clock=lambda: self.now)
+        self.look = LookingWait(self.poll, clock=lambda: self.now)
 
     def give_way(self):
         self.now += self.away * US
@@ -127,18 +133,22 @@ def test_no_look_while_the_quota_is_used_up(machine, monkeypatch):
 
 def test_a_budget_of_zero_never_looks():
     timeouts = []
-    look = Look(lambda timeout, limit: timeouts.append((timeout, limit)), 0, 256)
+    looking.permit(0)
+    look = LookingWait(lambda timeout, limit: timeouts.append((timeout, limit)), 256)
     for _ in range(3):
         look.wait(1.0)
     assert timeouts == [(1.0, 256)] * 3
 
 
 def test_the_budget_depends_on_processors(monkeypatch):
-    assert looking.budget_us(7) == 7
-    monkeypatch.setattr(cgroups, "processors", lambda: 2.0)
-    assert looking.budget_us("auto") == looking.DEFAULT_US
-    monkeypatch.setattr(cgroups, "processors", lambda: 1.5)
-    assert looking.budget_us("auto") == 0
+    looking.permit(7)
+    assert looking._budget_ns == 7 * US
+    looking.permit("auto", anew=False)
+    assert looking._budget_ns == 7 * US
+    for processors, budget_us in ((2.0, looking.DEFAULT_US), (1.5, 0)):
+        monkeypatch.setattr(cgroups, "processors", partial(float, processors))
+        looking.permit("auto")
+        assert looking._budget_ns == budget_us * US
 
 
 def test_a_steady_caller_costs_one_percent_at_most(machine):
@@ -190,7 +200,7 @@ def test_looks_cost_no_more_than_the_short_waits_allow(waits):
 def test_a_look_lets_other_threads_of_the_process_run():
     """A thread that computes goes on while another looks: a look gives up the interpreter's
     lock with each poll."""
-    look = Look(lambda _: None, 1000)
+    look = LookingWait(lambda _: None)
     counted, is_over = 0, False
 
     def count():
@@ -203,7 +213,8 @@ def test_a_look_lets_other_threads_of_the_process_run():
     try:
         for _ in range(100):
             assert looking._turn.acquire(timeout=10)
-            look._look(monotonic_ns(), 1.0)
+            began = monotonic_ns()
+            look._look(began, began + 1000 * US)
     finally:
         is_over = True
         thread.join()

@@ -40,10 +40,10 @@ class Expiring(Protocol):
 class EventLoop:
     """Loop of the engine; `hub` runs greenlets and calls handlers. All methods but `post` belong to
     the loop's thread, or are called before `run`. `threads`: limit of threads for work that would
-    hold up the loop. `look_us`: longest look before the loop sleeps, in microseconds."""
+    hold up the loop."""
 
-    def __init__(self, threads: int, look_us: int = 0) -> None:
-        self.hub = Hub(threads, "grpc_threads", look_us)
+    def __init__(self, threads: int) -> None:
+        self.hub = Hub(threads, "grpc_threads")
         self.at_turns_end = self.hub.at_turns_end
         self.enter = self.hub.enter
         self.post: Callable[[Action], None] = self.hub.soon

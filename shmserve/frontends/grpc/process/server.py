@@ -50,7 +50,8 @@ class GrpcServer:
     """gRPC server of a process. `server`: the engine; addresses are added before `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, find: FindCaller) -> None:
-        loop = EventLoop(settings.grpc_threads, looking.budget_us(settings.look_us))
+        looking.permit(settings.look_us)
+        loop = EventLoop(settings.grpc_threads)
         self._overdue = ClientDeadlines(loop.at)
         self._pools = pools = CallPools(settings, self._overdue)
         keys = PresentedKeys(settings, dispatcher.count_key)

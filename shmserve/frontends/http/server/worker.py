@@ -70,8 +70,8 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     def run(self) -> None:
         self.service = self._make_service()
-        look_us = looking.budget_us(self.settings.look_us)
-        self.hub = Hub(self.settings.http_threads, "http_threads", look_us)
+        looking.permit(self.settings.look_us)
+        self.hub = Hub(self.settings.http_threads, "http_threads")
         waiting.install(self.hub)
         try:
             self.hub.spawn(self._drain_pipe)
