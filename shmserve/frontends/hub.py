@@ -153,7 +153,7 @@ class Hub:
             wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
             timeout_s, awaited = 0.0 if soon else wake_at - now, self._peers_awaited
-            # With several answers under way, a look would take each alone: more turns for the same work.
+            # With several answers under way, looks would take each alone: more turns.
             alone = awaited < 2
             for fd, events in look(timeout_s, awaited) if alone else poll(timeout_s, _MAX_EVENTS):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
