@@ -53,8 +53,9 @@ class LoopEvent(WaitEvent, Protocol):
 class ThreadWaiter(Protocol):
     """Waiting in a thread that serves many connections and must not block."""
 
-    def watch(self, fd: int) -> DescriptorWait:
-        """Return the wait for a new descriptor."""
+    def watch(self, fd: int, peers: int = 0) -> DescriptorWait:
+        """Return the wait for a new descriptor. `peers`: 1 for a channel to a process of this
+        service, else 0."""
         ...
 
     def sleep(self, seconds: float) -> None: ...

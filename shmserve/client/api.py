@@ -25,6 +25,7 @@ from shmserve.client.tensors import ClientTensor
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.client.wire.lanes import Lanes
+from shmserve.transport import looking
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +44,7 @@ def connect(
     timeout: float = 300.0,
     lanes: bool = True,
     require_shared_memory: bool = False,
+    look_us: int | None = None,
 ) -> Client:
     """Connect to a server.
 
@@ -61,6 +63,9 @@ def connect(
         timeout: default seconds to wait for an answer.
         lanes: talk to executors directly if the server allows lanes; False: always use HTTP.
         require_shared_memory: fail, now and in every call, rather than go without shared memory.
+        look_us: longest time, in microseconds, to poll for a lane's answer before the calling
+            thread sleeps, if the last answer came as soon; 0: never. Holds for all clients of the
+            process. Default: as `auto` of the server's setting.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
@@ -68,6 +73,7 @@ def connect(
         ValueError: `url` has neither form.
     """
     transport = Transport(url, timeout)
+    looking.permit("auto" if look_us is None else look_us, anew=look_us is not None)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:

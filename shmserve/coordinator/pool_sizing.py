@@ -2,53 +2,17 @@
 
 import os
 import resource
-from collections.abc import Iterator
+
+from shmserve.transport.cgroups import memory_limit
 
 SHM = "/dev/shm"
 _STEP = 1 << 20
-_CGROUP = "/sys/fs/cgroup"
 
 
 def shm_space() -> tuple[int, int]:
     """Return (size, free) of /dev/shm, in bytes."""
     space = os.statvfs(SHM)
     return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-
-
-def cgroup_limit(root: str = _CGROUP, membership: str = "/proc/self/cgroup") -> int | None:
-    """Return the lowest memory limit, in bytes, of this process's cgroup and its ancestors. Return
-    None if no limit is set."""
-    limits = []
-    for path in _limit_files(root, membership):
-        try:
-            with open(path, encoding="ascii") as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:  # cgroup v1 writes a huge number for none
-            limits.append(int(text))
-    return min(limits, default=None)
-
-
-def _limit_files(root: str, membership: str) -> Iterator[str]:
-    try:
-        with open(membership, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = os.path.join(root, "memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        while True:
-            yield os.path.join(base, path.lstrip("/"), name)
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
 
 
 def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[int, str]:
@@ -80,7 +44,7 @@ def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[in
 
 def host_pool(wanted: int) -> tuple[int, str]:
     """Return `pool_size` for the host and cgroup of this process."""
-    return pool_size(wanted, *shm_space(), cgroup_limit())
+    return pool_size(wanted, *shm_space(), memory_limit())
 
 
 def largest_file() -> int | None:

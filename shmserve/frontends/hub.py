@@ -37,6 +37,7 @@ from shmserve.errors import Unavailable
 from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
+from shmserve.transport.looking import LookingWait
 
 _MAX_EVENTS = 256  # limit of events that one poll returns
 _ENDINGS = 3  # attempts to end a greenlet, which may wait again while it ends
@@ -53,11 +54,12 @@ class Readiness(TimedWait):
     descriptor; -1 without a descriptor. `waiter`: the waiting greenlet; None if no greenlet
     waits."""
 
-    __slots__ = ("_armed", "_hub", "fd", "waiter")
+    __slots__ = ("_armed", "_hub", "_peers", "fd", "waiter")
 
-    def __init__(self, hub: Hub, fd: int = -1) -> None:
+    def __init__(self, hub: Hub, fd: int = -1, peers: int = 0) -> None:
         super().__init__(hub._timers)
         self._hub = hub
+        self._peers = peers  # 1 for a process of this service, 0 for anything else
         self.fd = fd
         self._armed = 0  # events that the epoll set watches the descriptor for
         self.waiter: greenlet | None = None
@@ -70,7 +72,9 @@ class Readiness(TimedWait):
         self._deadline = deadline
         if deadline < self.filed:
             self._file()
+        self._hub._peers_awaited += self._peers
         ready = bool(self._hub._main.switch())
+        self._hub._peers_awaited -= self._peers
         self.waiter = None
         self._deadline = inf
         return ready
@@ -114,6 +118,8 @@ class Hub:
         self._main = getcurrent()
         self._thread = 0  # id of the thread that runs the loop
         self._descriptors: Descriptors[Readiness] = Descriptors()
+        self._look = LookingWait(self._descriptors.epoll.poll, _MAX_EVENTS)
+        self._peers_awaited = 0  # greenlets that wait for an answer of an executor, for instance
         self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
         self.at_turns_end = self._soon.append
@@ -135,7 +141,7 @@ class Hub:
     def run(self, until: float) -> None:
         """Resume greenlets as their waits end. Return at `until`, or after a call of `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
-        poll, fresh = descriptors.epoll.poll, descriptors.fresh
+        poll, fresh, look = descriptors.epoll.poll, descriptors.fresh, self._look.wait
         waits, handlers = descriptors.waits, descriptors.handlers
         self._main = getcurrent()
         self._thread = get_ident()
@@ -146,7 +152,10 @@ class Hub:
                 continue
             wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
-            for fd, events in poll(0.0 if soon else wake_at - now, _MAX_EVENTS):
+            timeout_s, awaited = 0.0 if soon else wake_at - now, self._peers_awaited
+            # With several answers under way, looks would take each alone: more turns.
+            alone = awaited < 2
+            for fd, events in look(timeout_s, awaited) if alone else poll(timeout_s, _MAX_EVENTS):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)
@@ -260,9 +269,10 @@ class Hub:
         """Run a function in a greenlet from the next turn on. An error ends only that function."""
         self._soon.append(partial(self.enter, run, *args))
 
-    def watch(self, fd: int) -> Readiness:
-        """Return the `Readiness` of a new descriptor."""
-        readiness = self._descriptors.waits[fd] = Readiness(self, fd)
+    def watch(self, fd: int, peers: int = 0) -> Readiness:
+        """Return the `Readiness` of a new descriptor. `peers`: 1 for a channel to a process of
+        this service, whose answers come sooner than clients' requests."""
+        readiness = self._descriptors.waits[fd] = Readiness(self, fd, peers)
         return readiness
 
     def sleep(self, seconds: float) -> None:

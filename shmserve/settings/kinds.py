@@ -128,6 +128,8 @@ def _words(info: inspect.Type) -> str:
             return f"a text that matches `{pattern}`"
         case inspect.VarTupleType(item_type=item, min_length=least):
             return f"a list{' of one or more' if least else ''}: {_words(item)}"
+        case inspect.UnionType(types=choices):
+            return " or ".join(map(_words, choices))
         case inspect.DictType(value_type=value):
             return f"a table (name=item,item;other=item): {_words(value)}"
     return "a value"

@@ -136,6 +136,12 @@ class ListeningSettings(ServingSettings, frozen=True):
         "TCP addresses, such as `10.0.0.5:8009`, for HAProxy's agent check: whoever connects "
         "reads how much of this host is free ([how](load_balancing.md#the-weight))",
     ] = ()
+    look_us: Annotated[
+        Literal["auto"] | Annotated[int, Meta(ge=0, le=1000)],
+        "longest time, in microseconds, for which a busy process polls before it sleeps; 0: "
+        "never; `auto`: 400, or 0 with fewer than two processors "
+        "([how](performance.md#polling-before-sleeping))",
+    ] = "auto"
     run_dir: Annotated[
         str,
         "folder of the service's sockets and registry; each service needs its own. Empty: "

@@ -176,7 +176,7 @@ class Channel:
 
     def watch(self, waiter: ThreadWaiter) -> DescriptorWait:
         """Have a waiter wait for this channel from now on."""
-        self.readiness = readiness = waiter.watch(self._socket.fileno())
+        self.readiness = readiness = waiter.watch(self._socket.fileno(), 1)
         return readiness
 
     def refuse(self) -> None:

@@ -21,6 +21,7 @@ from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.transport.channel import MAX_MESSAGE, Channel
+from shmserve.transport.looking import LookingWait
 
 Key = tuple[str, str]  # model name and version, as requested
 
@@ -37,6 +38,7 @@ class ClientLane:
     `limit_s`: longest wait for an answer, in seconds: the server's own limit and a grace period."""
 
     def __init__(self, opened: LaneOpened, channel: Channel) -> None:
+        self._wait = LookingWait(channel.receive_within, 0).wait  # without descriptors
         self.opened = opened
         self.channel = channel
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
@@ -44,7 +46,7 @@ class ClientLane:
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
         """Return the next answer, or None after `timeout_s` seconds. Raise PeerDied or
         ProtocolViolation if the lane has failed; no answer will come."""
-        received = self.channel.receive_within(timeout_s, 0)
+        received = self._wait(timeout_s)
         if received is None:
             return None
         answer: wire.LaneAnswer = wire.decode_from_lane(received[0])

@@ -137,7 +137,7 @@ class Loop:
     def _serve_all(self) -> None:
         wait_s, resources, streams = WAKE_S, self._resources, self._streams
         while True:
-            self._attend(wait_s)
+            self._attend(wait_s, not streams.streams)
             may_run = resources is None or resources.held
             if streams.streams and may_run:
                 may_run = streams.has_room
@@ -171,8 +171,9 @@ class Loop:
 
     # ------------------------------------------------- the thread that has the channels
 
-    def _attend(self, wait_s: float) -> None:
-        """Take in messages for at most `wait_s` seconds, and send the answers of streams."""
+    def _attend(self, wait_s: float, looks: bool = False) -> None:
+        """Take in messages for at most `wait_s` seconds, and send the answers of streams. `looks`:
+        no other thread runs the model, so the wait may begin with a look."""
         if self._stopping and not self._channels.closed:
             self._channels.refuse(self._busy())
             wait_s = 0
@@ -181,7 +182,7 @@ class Loop:
         if 0 < wait_s < WAKE_S:  # a batch is due: `receive` rounds up to milliseconds
             self._channels.wait(wait_s)
             wait_s = 0
-        for connection, message in self._receive(wait_s):
+        for connection, message in self._receive(wait_s, looks):
             if type(message) is Execute:
                 key, requested = (connection, message.request), (connection, message)
                 self._push(key, requested, message.deadline_ns, message.caller_number)

@@ -38,6 +38,7 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import StatusPage
 from shmserve.transport.channel import close_all
+from shmserve.transport.looking import LookingWait
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Channels:
         self._connections = self._watched.by_fd
         self._events = self._watched.events
         self._epoll = self._watched.epoll
+        self._look = LookingWait(self._epoll.poll)
+        self._alone = True  # the last `receive` found one peer at most
         self._lane_peers = lanes
         self._lanes = LaneTraffic(lanes, self._watched)
         self._inbox: deque[Callable[[], None]] = deque()  # actions of other threads
@@ -168,13 +171,13 @@ class Channels:
         except ValueError:  # the descriptor is too high for select
             self._epoll.poll(timeout_s)
 
-    def receive_in_order(self, timeout_s: float) -> list[Event]:
+    def receive_in_order(self, timeout_s: float, looks: bool = False) -> list[Event]:
         """Return events as `receive` does, in the order in which clients sent the requests.
 
         Needed for sequences: a client that does not wait for answers sends the requests of one
         sequence on several connections, some of which are new.
         """
-        events = self.receive(timeout_s)
+        events = self.receive(timeout_s, looks)
         if any(type(message) is Execute for _, message in events):
             for _ in range(_MAX_TURNS):  # requests that were sent before have arrived by now
                 events += self.receive(0)
@@ -184,11 +187,15 @@ class Channels:
         events.sort(key=sent_ns)
         return events
 
-    def receive(self, timeout_s: float) -> list[Event]:
+    def receive(self, timeout_s: float, looks: bool = False) -> list[Event]:
         """Wait at most `timeout_s` seconds and return the events. One message per channel is read:
-        epoll reports the next messages in the next call."""
-        reported = self._epoll.poll(0 if self._events else timeout_s)
-        self.quiet = not reported
+        epoll reports the next messages in the next call. `looks`: the wait may begin with a look,
+        because no other thread runs the model."""
+        if looks and self._alone and not self._events:
+            reported = self._look.wait(timeout_s)
+        else:
+            reported = self._epoll.poll(0 if self._events else timeout_s)
+        self.quiet, self._alone = not reported, len(reported) < 2
         for fd, mask in reported:
             connection = self._connections.get(fd)
             if connection is None:

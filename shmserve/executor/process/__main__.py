@@ -51,6 +51,7 @@ from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import SIZE, VALUES, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as transport
+from shmserve.transport import looking
 from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import follow, raise_oom_score
 
@@ -178,6 +179,7 @@ class Executor:
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
         lanes, mappings = self._lanes(spec), self.devices.mappings
+        looking.permit(self.settings.look_us)
         channels = Channels(listener, hello, self.memory, self.status, mappings, lanes)
         self.channels = channels
         workspace = Workspace(spec, self.memory, self.regions)

@@ -30,26 +30,6 @@ def test_a_pool_that_does_not_fit_is_told_in_one_sentence():
     assert "memory limit is 1000 MiB" in advice
 
 
-def test_the_lowest_limit_on_the_way_up_counts(tmp_path):
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/a/b\n")
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
-    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) is None
-    (tmp_path / "a" / "memory.max").write_text("12345\n")
-    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) == 12345
-    assert pool_sizing.cgroup_limit(str(tmp_path), str(tmp_path / "missing")) is None
-
-
-def test_the_limit_of_the_older_hierarchy_is_found(tmp_path):
-    membership = tmp_path / "cgroup"
-    membership.write_text("9:cpu,cpuacct:/x\n4:memory:/c\n0::/\n")
-    (tmp_path / "memory" / "c").mkdir(parents=True)
-    (tmp_path / "memory" / "c" / "memory.limit_in_bytes").write_text("777\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) == 777
-
-
 class Folder(msgspec.Struct):
     specs: tuple[ModelSpec, ...]
     failures: dict[str, str] = {}

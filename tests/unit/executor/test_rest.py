@@ -21,7 +21,7 @@ def test_who_has_nothing_to_do_rests_and_serves_again(rig_with, monkeypatch) -> 
     loop = plane.executors[0].loop
     waits: list[float] = []
     receive = loop._receive
-    monkeypatch.setattr(loop, "_receive", lambda s: (waits.append(s), receive(s))[1])
+    monkeypatch.setattr(loop, "_receive", lambda s, _: (waits.append(s), receive(s))[1])
     for _ in range(2):
         waits.clear()
         with plane.dispatcher.call(entry) as call:

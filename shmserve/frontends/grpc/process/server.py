@@ -32,6 +32,7 @@ from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.tensor_message import ModelSubjects, TensorIntake
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.presented_keys import PresentedKeys
+from shmserve.transport import looking
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class GrpcServer:
     """gRPC server of a process. `server`: the engine; addresses are added before `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, find: FindCaller) -> None:
+        looking.permit(settings.look_us)
         loop = EventLoop(settings.grpc_threads)
         self._overdue = ClientDeadlines(loop.at)
         self._pools = pools = CallPools(settings, self._overdue)

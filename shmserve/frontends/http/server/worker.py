@@ -28,6 +28,7 @@ from shmserve.frontends.http.server.sign_of_life import SignOfLife
 from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
 from shmserve.frontends.hub import Hub
 from shmserve.observe import gauges
+from shmserve.transport import looking
 from shmserve.transport.processes import raise_fd_limit
 
 _STOPPING_TICK_S = 0.05
@@ -69,6 +70,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     def run(self) -> None:
         self.service = self._make_service()
+        looking.permit(self.settings.look_us)
         self.hub = Hub(self.settings.http_threads, "http_threads")
         waiting.install(self.hub)
         try:
