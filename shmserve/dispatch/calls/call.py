@@ -22,6 +22,7 @@ from shmserve.dispatch.traced_request import BACKEND_OUTPUT
 from shmserve.errors import Cancelled, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import (
     Answer,
+    Copied,
     Descriptor,
     Execute,
     RegionRef,
@@ -32,6 +33,7 @@ from shmserve.protocol.control.data_messages import (
 _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # output bytes of a stream after which slots are given back
 _NO_ANSWER = Answer(0)
+_NOTHING_COPIED = Copied()
 _LEASED = SlotState.LEASED
 
 
@@ -184,11 +186,16 @@ class Call(CallScope):
             caller_number=options.caller_number,
             traceparent=account.traceparent if traced else "",
         )
-        self._attempt = Attempt(
-            *(plane.executors, self.entry, message, self._timeout_s, options, self._cancellation),
+        self._attempt = attempt = Attempt(
+            plane.executors,
+            self.entry,
+            message,
+            self._timeout_s,
+            options,
+            self._cancellation,
             self._deadline_ns,
         )
-        return self._attempt
+        return attempt
 
     def _inputs_in_slots(self) -> Iterator[OutputTensor]:
         views = (slot.view for slot in self._slots)
@@ -212,10 +219,11 @@ class Call(CallScope):
         receipt.executor, receipt.timing = self._pool.instance.name, timing
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
-        receipt.copied_batch += copied.batch
-        receipt.copied_out += copied.out
-        receipt.copied_device += copied.device
-        receipt.copied_in += copied.inputs
+        if copied != _NOTHING_COPIED:
+            receipt.copied_batch += copied.batch
+            receipt.copied_out += copied.out
+            receipt.copied_device += copied.device
+            receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
         error = error_of(answer) if answer.error_code else None

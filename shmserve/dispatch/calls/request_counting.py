@@ -208,15 +208,17 @@ class Account(Struct):
 
     def close(self) -> None:
         """End the account: count the request unless counted already, and finish the trace."""
-        trace = self.trace
+        if self.closed:
+            return
+        trace, receipt = self.trace, self.receipt
         spans = trace is not None and trace.own is not None and bool(trace.failure)
-        if self.closed or not (self.receipt.complete or spans):
+        if not (receipt.complete or spans):
             return
         self.closed = True
-        if self.receipt.complete:
+        if receipt.complete:
             if not self.counted_ns:
                 self.answered()
-            more = self.receipt.copied_out - self.counted_copies
+            more = receipt.copied_out - self.counted_copies
             if more:  # copied by the last message of a stream
                 self.counting.copied_out(self.entry, more)
         if trace is not None:

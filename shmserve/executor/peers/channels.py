@@ -309,10 +309,10 @@ class Channels:
         ignored."""
         held = peer.frontend.held
         for lease in slots:
-            if lease in held:
-                held[lease] -= 1
-                if not held[lease]:
-                    del held[lease]
+            count = held.pop(lease, 0)
+            if count > 1:
+                held[lease] = count - 1
+            if count:
                 self._memory.release(*lease)
 
     # ---------------------------------------------------------------- output

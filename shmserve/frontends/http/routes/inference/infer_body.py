@@ -117,7 +117,7 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, fitting.names, parameters, fitting.places, on_wait), caller_number=number
+            request.id, fitting.names, parameters, fitting.places, on_wait, caller_number=number
         )
 
     def traceparent(self) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from shmserve.config import Settings
-from shmserve.dispatch.outcome import Outcome
+from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.dispatch.receipt import Receipt
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -109,15 +109,18 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> _Result:
     """
     signature, request = inference.signature, inference.source.request
     spec = signature.spec
-    given = {tensor.name: tensor for tensor in outcome.outputs}
+    given: dict[str, OutputTensor] = {}
+    for tensor in outcome.outputs:
+        given[tensor.name] = tensor
     outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
     total = copied = 0
     for requested in inference.source.wanted:
-        tensor = given.get(requested.name)
-        if tensor is None:
+        name = requested.name
+        if name not in given:
             continue
-        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+        tensor = given[name]
+        datatype, shape = tensor.datatype, tensor.shape
         if requested.region is not None:  # the output is in the region already
             outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
