@@ -1,17 +1,16 @@
 """Sequence names: which sequence a request means, and by which id the model knows the sequence.
 Pure.
 
-A sequence belongs to an owner, and only this owner's requests find the sequence. The owner is the
+A sequence belongs to an owner, and only the owner's requests find the sequence. The owner is the
 holder of a request's key, else the user on this host, else all remote callers together
-(`sequence_owner`). A request that a model makes of another model belongs to the owner of the
-request that brought the sequence's id. If the model has chosen the id by itself, the sequence
-belongs to the calling model.
+(`sequence_owner`). If a model calls another model with the sequence id of a request, the sequence
+belongs to the request's owner. With any other id, the sequence belongs to the calling model.
 
 Two owners may use the same id at the same time. A model may keep states of its own by id, so the
 model gets another id for the later of the two sequences.
 
 Invariants (tests/property/test_sequence_names_properties.py):
-- a name leads to the sequence that was begun under this name, or to no sequence;
+- a name leads to the sequence begun under the same name, or to no sequence;
 - the model's ids of living sequences differ, also when written as text;
 - the model gets the request's own id, unless the id is in use under another name.
 """
@@ -37,14 +36,13 @@ class SequenceName(Struct, frozen=True, array_like=True, gc=False):
 
 
 def named_sequence(parameters: Mapping[str, object], owner: int) -> SequenceName | None:
-    """Return the sequence that a request's parameters name, or None."""
+    """Return the sequence named by a request's parameters, or None."""
     id = parameters.get("sequence_id")
     return SequenceName(owner, id) if id and isinstance(id, int | str) else None
 
 
 def sequence_owner(caller: Caller, shared: bool) -> int:
-    """Return the owner of the sequences that a caller names. `shared`: setting
-    `shared_sequences`."""
+    """Return the owner of the sequences named by a caller. `shared`: setting `shared_sequences`."""
     if shared:
         return UNKNOWN_CALLER
     if caller.key:
@@ -66,7 +64,7 @@ class SequenceNames:
         return None if name is None else self._ids.get(name)
 
     def name_of(self, id: SequenceId) -> SequenceName | None:
-        """Return the name of the living sequence with this id; None if the sequence was begun
+        """Return the name of a living sequence, by the model's id; None if the sequence was begun
         without a name."""
         return self._names[str(id)]
 

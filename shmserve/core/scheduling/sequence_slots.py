@@ -1,23 +1,23 @@
-"""Sequence slots: slots of one instance, and the sequences that wait for a slot, by caller. Pure;
+"""Sequence slots: slots of one instance, and the sequences waiting for a slot, by caller. Pure;
 the clock is an argument.
 
-A free slot goes to the waiting caller that holds the fewest slots; callers with equally many take
-turns. With a single caller, sequences get slots in order of arrival, and a sequence keeps its slot
-until it ends or has been idle for the idle limit.
+A free slot goes to the waiting caller with the fewest slots; callers with equally many take turns.
+With a single caller, sequences get slots in order of arrival, and a sequence keeps the slot until
+the sequence ends or has been idle for the idle limit.
 
-With several callers, a sequence that is idle (no request waits or runs) may have to give way
-sooner. The sequence's caller must hold at least two slots more than the caller that waits, so that
-no sequence gives way in turn. A sequence gives way once it has been idle for
-`SequencePolicy.patience_ns`. Beyond the caller's share of the slots (`max_caller_share`), an idle
-sequence also gives way once the other caller has waited as long, however short the sequence's own
-pause is: requests that keep sequences alive do not keep more than the share.
+With several callers, an idle sequence (no request waits or runs) may have to give way sooner. The
+sequence's caller must hold at least two slots more than a waiting caller, so no two sequences
+displace each other in turn. A sequence gives way after `SequencePolicy.patience_ns` without a
+request. Beyond the caller's share of the slots (`max_caller_share`), an idle sequence also gives
+way once the other caller has waited for `patience_ns`, however short the sequence's pause.
+Requests that keep sequences alive do not keep more than the share.
 
 Invariants (tests/property/test_sequence_properties.py, test_sequence_slots_properties.py):
-- no two sequences have one slot, and no slot is free while a sequence waits;
-- a sequence gives way only while idle, to another caller, and its caller then holds at least as
-  many slots as the other caller;
-- if a caller waits without a slot, and another caller has two, an idle one of these goes to the
-  first caller after `patience_ns` of silence;
+- no two sequences have the same slot, and no slot is free while a sequence waits;
+- a sequence gives way only while idle, to another caller, and the sequence's caller then holds at
+  least as many slots as the other caller;
+- if a caller waits without a slot, and another caller has two, an idle sequence of the latter
+  gives way after `patience_ns` of silence;
 - while all callers wait, each gets equally many slots as sequences end;
 - with a single caller nothing gives way, and sequences enter in order of arrival.
 """
@@ -89,14 +89,14 @@ class LiveSequence(Generic[Key, Item]):
 
 
 class SequenceSlots(Generic[Key, Item]):
-    """Slots, by number, and waiting sequences in the line of their caller. `slots`: sequence in
+    """Slots, by number, and waiting sequences, in a line for each caller. `slots`: sequence in
     each slot, or None; read-only. `backlog`: number of waiting sequences."""
 
     def __init__(self, policy: SequencePolicy) -> None:
         self.slots: list[LiveSequence[Key, Item] | None] = [None] * policy.slots
         self.backlog = 0
         self._held: Counter[int] = Counter()  # caller -> slots
-        # caller -> its waiting sequences; among callers with equally many slots, the next first
+        # caller -> waiting sequences; among callers with equally many slots, the next first
         self._lines: OrderedDict[int, deque[LiveSequence[Key, Item]]] = OrderedDict()
         self._patience_ns = policy.patience_ns
         self._share = ceil(policy.slots * policy.caller_share)
@@ -111,12 +111,12 @@ class SequenceSlots(Generic[Key, Item]):
         return self.backlog < self._max_waiting and has < self._waiting_share
 
     def add(self, sequence: LiveSequence[Key, Item]) -> None:
-        """Have a sequence wait for a slot, as the last of its caller."""
+        """Append a sequence to the line of the sequence's caller."""
         self._lines.setdefault(sequence.caller, deque()).append(sequence)
         self.backlog += 1
 
     def remove(self, sequence: LiveSequence[Key, Item]) -> None:
-        """Take a sequence out of its slot or line."""
+        """Take a sequence out of the slot or line."""
         caller = sequence.caller
         if sequence.slot is not None:
             self.slots[sequence.slot] = None
@@ -170,7 +170,7 @@ class SequenceSlots(Generic[Key, Item]):
         return (first if now_ns >= at_ns else None), at_ns
 
     def _shorten(self, caller: int) -> None:
-        """Count a sequence that has left its caller's line."""
+        """Count a sequence that has left the line of a caller."""
         self.backlog -= 1
         if not self._lines[caller]:
             del self._lines[caller]

@@ -137,8 +137,8 @@ class SequenceIntake:
 
     def _for_model(self, message: Execute, sequence: SequenceId) -> Execute:
         """Return the request with the sequence's id for the model. A request of an iterative model
-        begins a sequence of its own. Its end flag stays unset, because the model itself decides
-        which run is the last."""
+        begins a sequence. The end flag stays unset, because the model decides which run is the
+        last."""
         parameters = message.parameters
         if self._iterative:
             flags = {"sequence_start": True, "sequence_end": False}
@@ -150,9 +150,9 @@ class SequenceIntake:
         return replace(message, parameters=parameters)
 
     def _check(self, message: Execute, sequence: SequenceId | None) -> None:
-        """Check that the request can be a part of its sequence. `sequence`: the model's id of the
+        """Check that the request can be a part of the sequence. `sequence`: the model's id of the
         sequence, if the sequence lives. Raise InvalidArgument if the request cannot, with Triton's
-        text where Triton has this check."""
+        text where Triton has the check."""
         name, named = self._spec.name, message.sequence
         if self._statistics.elements(message) != 1:
             raise InvalidArgument(

@@ -204,11 +204,11 @@ class ModelCalls:
     def _of_sequence(
         self, call: ModelCall, calling: Sequence[CallingRequest]
     ) -> tuple[dict[str, Parameter], int]:
-        """Return the call's parameters, and the owner of the sequence that they name.
+        """Return the call's parameters, and the owner of the named sequence.
 
-        A calling request's id stands for this request's sequence. No batch has two owners'
-        requests with one id (`SequenceNames`, `BatchIntake`). Any other id names a sequence of this
-        model.
+        The id of a calling request stands for the request's sequence. No batch has two owners'
+        requests with equal ids (`SequenceNames`, `BatchIntake`). Any other id names a sequence of
+        the calling model.
         """
         parameters = call.parameters
         if self._settings.shared_sequences or "sequence_id" not in parameters:
