@@ -15,6 +15,7 @@ import numpy as np
 
 from shmserve import repository
 from shmserve.core.device_names import ordinal_of
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
@@ -139,6 +140,7 @@ class FakeBackendRequest:
         self.deadline_ns = 0
         self.callers: tuple[CallingModel, ...] = ()
         self.traceparent = ""
+        self.sequence: SequenceName | None = None
         self.cancelled = False
         self.responses = responses
         self.rescheduled = False

@@ -19,6 +19,7 @@ class Caller(Struct, frozen=True):
         started: start of the process, as in `core.registry.Region`; 0: unknown.
         socket: inode of the caller's TCP socket; 0: none.
         scopes: scopes of the key sent with the request.
+        key: name of this key; empty: none.
     """
 
     uid: int = REMOTE_UID
@@ -26,6 +27,7 @@ class Caller(Struct, frozen=True):
     started: int = 0
     socket: int = 0
     scopes: tuple[str, ...] = ()
+    key: str = ""
 
     @property
     def remote(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from shmserve.core.caller import UNKNOWN_CALLER
 from shmserve.core.registry import Snapshot
 from shmserve.dispatch.traced_request import Trace
 from shmserve.errors import Code, QueueFull, ShmserveError, of_run
@@ -32,6 +33,7 @@ class RunOptions(Struct, frozen=True):
             steps. The executor takes later requests after this request.
         callers: models that wait for the answer, if a model makes the call.
         caller_number: number of the caller, for turns and shares.
+        sequence_owner: owner of the sequence that the parameters name, as in `SequenceName`.
         stream: time limits for later answers of a stream; None for the limit of the first answer.
         step: true for an ensemble's step, which is traced only if the ensemble is (`trace`).
         began: registry when the outermost ensemble's run began; None outside of ensembles.
@@ -49,6 +51,7 @@ class RunOptions(Struct, frozen=True):
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None
     caller_number: int = 0
+    sequence_owner: int = UNKNOWN_CALLER
     step: bool = False
     began: Snapshot | None = None
     trace: Trace | None = None

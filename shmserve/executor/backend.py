@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import Struct, field
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.errors import ShmserveError
 from shmserve.executor import custom_metrics
 from shmserve.executor.calling import NO_MODELS, OtherModels
@@ -110,6 +111,7 @@ class Request(Protocol):
     deadline_ns: int  # CLOCK_MONOTONIC; 0: no deadline
     callers: tuple[CallingModel, ...]  # models that wait for the answer
     traceparent: str  # parent span of the model's own work (W3C Trace Context); empty: no trace
+    sequence: SequenceName | None  # sequence that the client named; the parameters have its id
     responses: Responses | None  # set for decoupled models; None: `execute` returns the answer
     rescheduled: bool  # the request is to run again: see `reschedule`
 

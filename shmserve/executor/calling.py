@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from msgspec import Struct
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.errors import ShmserveError, Unavailable
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 
@@ -20,6 +21,8 @@ class CallingRequest(Protocol):
     deadline_ns: int
     callers: tuple[CallingModel, ...]
     traceparent: str
+    parameters: dict[str, Parameter]
+    sequence: SequenceName | None
 
     @property
     def cancelled(self) -> bool: ...

@@ -89,6 +89,12 @@ class AccessSettings(ClientMemorySettings, frozen=True):
         "`local`: also other users of the host; `anyone`: also the server's user and root; "
         "`nobody`: keys only allow more",
     ] = "remote"
+    shared_sequences: Annotated[
+        bool,
+        "all callers share one namespace of sequence ids, as with Triton; else ids belong to "
+        "the holder of a key or to the user on this host, and all remote callers without a key "
+        "share one namespace ([sequences](model_config.md#sequences))",
+    ] = False
     http_restricted_api: Annotated[
         tuple[str, ...],
         "`<category>[,<category>]:<header>=<secret>`, in the environment separated by `;`: "

@@ -9,6 +9,7 @@ the live sequences as hints for choosing an executor. The coordinator reads the 
 from hashlib import blake2b
 from heapq import heappop, heappush
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.core.stats import executor_counters
 from shmserve.shm.segment import Mapping, Segment
 
@@ -25,13 +26,13 @@ MOST_SEQUENCES = 2048
 SIZE = -(-(_DIGESTS + MOST_SEQUENCES) * 8 // _PAGE) * _PAGE
 
 
-def digest(sequence: int | str) -> int:
-    """Return the word that stands for a sequence's id on the page.
+def digest(name: SequenceName) -> int:
+    """Return the word that stands for a sequence on the page.
 
     If two digests are equal, a frontend may choose the wrong executor, which then answers that the
     sequence is unknown.
     """
-    data = f"{type(sequence).__name__} {sequence}".encode()
+    data = f"{name.owner} {type(name.id).__name__} {name.id}".encode()
     return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1
 
 
@@ -43,7 +44,7 @@ class StatusPage:
         self.words = self.segment.view.cast("Q")
         self.counters = self.words[COUNTERS:]
         # word number, by sequence with a digest on the page
-        self._places: dict[int | str, int] = {}
+        self._places: dict[SequenceName, int] = {}
         self._unused = _DIGESTS  # first word that was never used for a digest
         self._free: list[int] = []  # heap of used words that are free again
 
@@ -51,7 +52,7 @@ class StatusPage:
     def busy_since(self) -> int:
         return self.words[BUSY_SINCE]
 
-    def show_sequence(self, sequence: int | str) -> None:
+    def show_sequence(self, sequence: SequenceName) -> None:
         """Publish that a sequence lives here. At most `MOST_SEQUENCES` sequences can be shown."""
         place = heappop(self._free) if self._free else self._unused
         self._unused = max(self._unused, place + 1)
@@ -59,7 +60,7 @@ class StatusPage:
         self.words[place] = digest(sequence)
         self.words[_SEQUENCES] = max(self.words[_SEQUENCES], place + 1 - _DIGESTS)
 
-    def hide_sequence(self, sequence: int | str) -> None:
+    def hide_sequence(self, sequence: SequenceName) -> None:
         """Publish that a sequence has ended here."""
         place = self._places.pop(sequence)
         heappush(self._free, place)

@@ -1,20 +1,25 @@
 """The sequences of an instance against a model of a few lines, under a clock of the test's own."""
 
+from collections import Counter
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from shmserve.core.scheduling.batch_queue import Turn  # type: ignore[attr-defined]
+from shmserve.core.scheduling.scheduler import Turn
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
-from shmserve.core.scheduling.sequence_queue import SequenceQueue, Step
+from shmserve.core.scheduling.sequence_queue import SequenceQueue
+from shmserve.core.scheduling.sequence_slots import Step
 
-_IDS: list[int | str] = [1, 2, "1", "two", 5]
+_IDS: list[int | str] = [1, 2, "1", "two", 5, 6, 7]
+_PATIENCE = 30
 
 
 class Life:
     """The model's record of a sequence. `ran`: a request that began it has run, and no end."""
 
-    def __init__(self) -> None:
+    def __init__(self, caller: int) -> None:
+        self.caller = caller
         self.waiting: list[Step[int, int]] = []
         self.running: Step[int, int] | None = None
         self.ran = False
@@ -29,7 +34,8 @@ class SequenceMachine(RuleBasedStateMachine):
         by_slot=st.booleans(),
         delay=st.sampled_from([0, 10, 50]),
         enough=st.integers(1, 3),
-        most=st.integers(2, 5),
+        most=st.integers(1, 4),
+        share=st.sampled_from([0.5, 0.75, 1.0]),
         preferred=st.frozensets(st.integers(1, 4), min_size=1, max_size=2),
     )
     def begin(
@@ -40,34 +46,58 @@ class SequenceMachine(RuleBasedStateMachine):
         delay: int,
         enough: int,
         most: int,
+        share: float,
         preferred: frozenset[int],
     ) -> None:
         self.policy = SequencePolicy(
-            slots, slots if by_slot else max_size, by_slot, preferred, enough, delay, 100, most
-        )
+            slots, slots if by_slot else max_size, by_slot, preferred, enough, delay, 100, most,
+            share, _PATIENCE,
+        )  # fmt: skip
         self.queue: SequenceQueue[int, int] = SequenceQueue(self.policy, self)
         self.lives: dict[int | str, Life] = {}
         self.now = 1000
         self.number = self.told = 0
         self.orphaned: set[int] = set()  # to be told at the next turn
         self.given_up: set[int] = set()  # in this turn
+        self.gone: list[Life] = []  # lives that gave way
+        self.beginning = 0  # caller whose request is pushed
 
     # --------------------------------------------------------- the machine is the listener
 
     def began(self, sequence: int | str) -> None:
         assert sequence not in self.lives
-        self.lives[sequence] = Life()
+        self.lives[sequence] = Life(self.beginning)
 
     def ended(self, sequence: int | str) -> None:
         life = self.lives.pop(sequence)
         assert not life.waiting
         assert life.running is None
 
+    def gave_way(self, sequence: int | str) -> None:
+        life, held = self.lives[sequence], self.held()
+        assert not life.waiting
+        assert life.running is None
+        least = min(held[caller] for caller in self.waiting_callers())
+        assert held[life.caller] >= least + 2
+        quiet = self.now - life.quiet_ns >= _PATIENCE
+        assert quiet or held[life.caller] > self.policy.slots * self.policy.caller_share
+        self.gone.append(life)
+
     def gave_up(self, items: list[int]) -> None:
         (life,) = [each for each in self.lives.values() if [-s.key for s in each.waiting] == items]
         life.waiting.clear()
         self.given_up |= {-item for item in items}
         self.told += len(items)
+
+    def has_slot(self, id: int | str) -> bool:
+        return self.queue._live[id].slot is not None
+
+    def held(self) -> Counter[int]:
+        """Return the number of slots of each caller."""
+        return Counter(life.caller for id, life in self.lives.items() if self.has_slot(id))
+
+    def waiting_callers(self) -> set[int]:
+        return {life.caller for id, life in self.lives.items() if not self.has_slot(id)}
 
     # --------------------------------------------------------------------- rules
 
@@ -78,17 +108,23 @@ class SequenceMachine(RuleBasedStateMachine):
         kind=st.sampled_from("aaab"),
         deadline=st.sampled_from([0, 0, 30, 90]),
         patience=st.sampled_from([0, 0, 20, 100]),
+        caller=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def push(
-        self, id: int | str, start: bool, end: bool, kind: str, deadline: int, patience: int
-    ) -> None:
+        self, id: int | str, start: bool, end: bool, kind: str, deadline: int, patience: int,
+        caller: int,
+    ) -> None:  # fmt: skip
         life = self.lives.get(id)
         if not start and not self.queue.knows(id):
             return
-        if start and not self.queue.has_room_for(id):
-            assert life is None
-            assert len(self.lives) == self.policy.max_sequences
+        if life is None and not self.queue.has_room_for(caller):
+            waiting = [other.caller for id, other in self.lives.items() if not self.has_slot(id)]
+            alone = self.policy.caller_share == 1
+            has = len(waiting) if alone else waiting.count(caller)
+            most = self.policy.max_waiting
+            assert len(waiting) >= most or has >= most * self.policy.caller_share
             return
+        self.beginning = 0 if self.policy.caller_share == 1 else caller
         if not start:
             assert life is not None
             last = life.waiting[-1] if life.waiting else life.running
@@ -96,7 +132,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.number += 1
         step = Step(
             self.number, -self.number, 1, kind, self.now, self.now + deadline if deadline else 0,
-            self.now + patience if patience else 0, start=start, end=end,
+            self.now + patience if patience else 0, caller, start=start, end=end,
         )  # fmt: skip
         self.queue.push(id, step)
         self.lives[id].waiting.append(step)
@@ -104,7 +140,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @rule()
     def begin_many(self) -> None:
         for id in _IDS[:4]:
-            self.push(id, True, False, "a", 0, 0)
+            self.push(id, True, False, "a", 0, 0, 1)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -154,19 +190,21 @@ class SequenceMachine(RuleBasedStateMachine):
                 if step in life.waiting and is_late and step.key not in impatient:
                     self.forget_one(step.key)
         self.given_up = set()
+        self.gone = []
         turn = self.queue.next(self.now, hurry)
         assert self.given_up == impatient
         assert {-item for item in turn.rejected} == self.orphaned
         self.told += len(turn.rejected)
         self.orphaned = set()
         for life in lives.values():
-            if life not in self.lives.values() and life.ran and not hurry and not turn.late:
+            is_over = life not in self.lives.values() and life not in self.gone
+            if is_over and life.ran and not hurry and not turn.late:
                 assert self.now >= life.quiet_ns + self.policy.idle_ns
         self.check(turn, hurry)
 
     def impatient(self) -> set[int]:
         """Return requests of sequences without a slot, if a request of the sequence has expired."""
-        waiting = [self.lives[sequence.id].waiting for sequence in self.queue.backlog]
+        waiting = [life.waiting for id, life in self.lives.items() if not self.has_slot(id)]
         return {
             step.key
             for steps in waiting
@@ -242,7 +280,8 @@ class SequenceMachine(RuleBasedStateMachine):
         assert len(self.queue.waiting) + self.told + len(self.orphaned) == self.number
         free = self.policy.slots - len(self.lives)
         assert self.queue.free_slots == max(0, free)
-        assert bool(self.queue.backlog) <= (free < 0)
+        in_slots = sum(self.held().values())
+        assert in_slots == min(len(self.lives), self.policy.slots)
 
     def teardown(self) -> None:
         """With `hurry`, every request leaves the queue."""

@@ -165,7 +165,12 @@ class ThreadExecutor:
     """An executor's loop in a thread."""
 
     def __init__(
-        self, run_dir: Path, name: str, model: Model, spec: ModelSpec, max_streams: int = 256
+        self,
+        run_dir: Path,
+        name: str,
+        model: Model,
+        spec: ModelSpec,
+        limits: LoopLimits = LoopLimits(60.0, 256, 4),  # noqa: B008 (it never changes)
     ) -> None:
         self.instance = LiveInstance(f"{spec.name}/1/0", name, f"{name}.sock", 1)
         self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
@@ -186,7 +191,7 @@ class ThreadExecutor:
             context = Context(spec, str(run_dir), self.instance.name, "cpu")
             backend = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
         workspace = Workspace(spec, self.memory, regions)
-        self.loop = make_loop(backend, self.channels, workspace, LoopLimits(60.0, max_streams, 4))
+        self.loop = make_loop(backend, self.channels, workspace, limits)
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
 
@@ -225,9 +230,10 @@ class Rig:
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
         """Start an executor for each model function; publish the executors as instances of one
         model, beside models of other names."""
+        settings = self.settings
+        limits = LoopLimits(60.0, settings.max_streams, 4, settings.max_caller_share)
         started = [
-            ThreadExecutor(self.run_dir, next(self._names), model, spec, self.settings.max_streams)
-            for model in models
+            ThreadExecutor(self.run_dir, next(self._names), model, spec, limits) for model in models
         ]
         self.executors += started
         entry = ModelEntry(spec, ModelState.READY, tuple(e.instance for e in started))

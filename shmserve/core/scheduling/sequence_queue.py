@@ -4,21 +4,19 @@ Pure; the clock is an argument. Decides as Triton's sequence batcher: requests o
 one after another in order of arrival, requests of several sequences run together. A sequence
 begins with a request marked as start, and keeps its slot until a request marked as end has run. A
 sequence also ends if no request has come for the idle limit. A sequence which finds no free slot
-waits in the backlog.
+waits in the backlog. Unlike Triton's, the batcher shares slots between callers (`sequence_slots`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol
 
-from shmserve.core.scheduling.batch_queue import Waiting
 from shmserve.core.scheduling.scheduler import NEVER_NS, Item, Key, Turn
+from shmserve.core.scheduling.sequence_names import SequenceId
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
-
-SequenceId = int | str  # 5 and "5" are two sequences
+from shmserve.core.scheduling.sequence_slots import LiveSequence, SequenceSlots, Step
 
 
 class Listener(Protocol):
@@ -28,66 +26,17 @@ class Listener(Protocol):
 
     def ended(self, sequence: SequenceId) -> None: ...
 
+    def gave_way(self, sequence: SequenceId) -> None:
+        """Handle an idle sequence that ends next, because another caller's needs the slot."""
+        ...
+
     def gave_up(self, items: list[Any]) -> None:
         """Handle all requests of a sequence that waited longer for a slot than one of its requests
         may."""
         ...
 
 
-class Step(Waiting[Key, Item], Generic[Key, Item]):
-    """Request of a sequence. `start` and `end` mark the sequence's first and last request;
-    `expires_ns` counts only while the sequence has no slot."""
-
-    start: bool = False
-    end: bool = False
-
-
-class _Sequence(Generic[Key, Item]):
-    """Sequence with a slot, or in the backlog.
-
-    Attributes:
-        waiting: waiting requests, in order. The first can always run: it begins the sequence, or
-            continues one that has begun.
-        is_open: True if requests may follow the last one.
-        running: request in the model now.
-        quiet_ns: time since when the sequence has been idle.
-    """
-
-    def __init__(self, id: SequenceId) -> None:
-        self.id = id
-        self.slot: int | None = None
-        self.waiting: deque[Step[Key, Item]] = deque()
-        self.is_open = False
-        self.running: Step[Key, Item] | None = None
-        self.quiet_ns = 0
-
-    def leave(self, slots: list[_Sequence[Key, Item] | None]) -> bool:
-        """Give the slot back. Return False if the sequence had none."""
-        if self.slot is None:
-            return False
-        slots[self.slot] = None
-        self.slot = None
-        return True
-
-    def withdraw(self, key: Key) -> tuple[Step[Key, Item], list[Step[Key, Item]]]:
-        """Remove a request; a removed start request takes the requests behind it along, up to the
-        next start. Return the removed request and these orphans."""
-        waiting = self.waiting
-        index = next(index for index, step in enumerate(waiting) if step.key == key)
-        step = waiting[index]
-        del waiting[index]
-        self.quiet_ns = max(self.quiet_ns, step.arrived_ns)
-        orphans = []
-        if step.start:
-            while index < len(waiting) and not waiting[index].start:
-                orphans.append(waiting[index])
-                del waiting[index]
-            if index == len(waiting):
-                self.is_open = False
-        return step, orphans
-
-
-def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
+def _ends_ns(step: Step[Key, Item], sequence: LiveSequence[Key, Item]) -> int:
     """Return the time from which a waiting request must not run any more."""
     expires_ns = step.expires_ns if sequence.slot is None else 0
     return min(step.deadline_ns or NEVER_NS, expires_ns or NEVER_NS)
@@ -96,16 +45,15 @@ def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
 class SequenceQueue(Generic[Key, Item]):
     """Scheduler (`scheduler.Scheduler`) of requests by sequence. `waiting`: sequence of each
     waiting request, by key. `next_end_ns`: no deadline or queue limit of a waiting request passes
-    before this time. `backlog`: sequences without a slot, in order."""
+    before this time."""
 
     def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
         self.next_end_ns = NEVER_NS
-        self.backlog: deque[_Sequence[Key, Item]] = deque()
         self._policy = policy
         self._listener = listener
-        self._live: dict[SequenceId, _Sequence[Key, Item]] = {}
-        self._slots: list[_Sequence[Key, Item] | None] = [None] * policy.slots
-        self.waiting: dict[Key, _Sequence[Key, Item]] = {}
+        self._live: dict[SequenceId, LiveSequence[Key, Item]] = {}
+        self._slots: SequenceSlots[Key, Item] = SequenceSlots(policy)
+        self.waiting: dict[Key, LiveSequence[Key, Item]] = {}
         self._orphans: list[Item] = []  # requests whose sequence lost its start request
 
     # ------------------------------------------------------------------ intake
@@ -115,9 +63,9 @@ class SequenceQueue(Generic[Key, Item]):
         sequence = self._live.get(id)
         return sequence is not None and sequence.is_open
 
-    def has_room_for(self, id: SequenceId) -> bool:
-        """Return True if this sequence can begin, or begin anew if it exists."""
-        return id in self._live or len(self._live) < self._policy.max_sequences
+    def has_room_for(self, caller: int) -> bool:
+        """Return True if a new sequence of this caller can begin, or wait for a slot."""
+        return self._slots.has_room_for(self._policy.turn_of(caller))
 
     def push(self, id: SequenceId, step: Step[Key, Item]) -> None:
         """Append a request with the start mark, or a request of a known sequence (`knows`). A
@@ -125,10 +73,10 @@ class SequenceQueue(Generic[Key, Item]):
         same slot."""
         sequence = self._live.get(id)
         if sequence is None:
-            sequence = self._live[id] = _Sequence(id)
-            self.backlog.append(sequence)
+            sequence = self._live[id] = LiveSequence(id, self._policy.turn_of(step.caller))
+            self._slots.add(sequence)
             self._listener.began(id)
-            self._fill_slots()
+            self._slots.fill()
         sequence.waiting.append(step)
         sequence.is_open = not step.end
         self.waiting[step.key] = sequence
@@ -156,7 +104,7 @@ class SequenceQueue(Generic[Key, Item]):
         request will come, so neither a batch nor a slot waits. Without `may_run` the batch
         stays in the queue."""
         late, orphans = self.expire(now_ns)
-        idle_at_ns = self._end_idle(now_ns, hurry)
+        idle_at_ns = min(self._end_idle(now_ns, hurry), self._give_way(now_ns))
         chosen, at_ns = self._choose(now_ns, hurry)
         batch = chosen if may_run else []
         for step in batch:
@@ -171,7 +119,7 @@ class SequenceQueue(Generic[Key, Item]):
         request."""
         late: list[Item] = []
         if now_ns >= self.next_end_ns:
-            for sequence in list(self.backlog):  # sequences that wait for a slot
+            for sequence in list(self._slots.waiting()):
                 if any(0 < step.expires_ns <= now_ns for step in sequence.waiting):
                     self._give_up(sequence)
             for step in [step for each in self._live.values() for step in each.waiting]:
@@ -185,7 +133,7 @@ class SequenceQueue(Generic[Key, Item]):
         orphans, self._orphans = self._orphans, []
         return late, orphans
 
-    def _give_up(self, sequence: _Sequence[Key, Item]) -> None:
+    def _give_up(self, sequence: LiveSequence[Key, Item]) -> None:
         for step in sequence.waiting:
             del self.waiting[step.key]
         self._listener.gave_up([step.item for step in sequence.waiting])
@@ -198,7 +146,7 @@ class SequenceQueue(Generic[Key, Item]):
         """End the run of the batch. `again`: requests of the batch to run once more, in their new
         form. Such a request keeps its slot. If a batch cannot take all sequences, the request's
         turn comes after the turns of the other sequences."""
-        for sequence in [each for each in self._slots if each is not None and each.running]:
+        for sequence in [each for each in self._slots.slots if each is not None and each.running]:
             step, sequence.running, sequence.quiet_ns = sequence.running, None, now_ns
             if step is not None and step.key in again:
                 step = again[step.key]
@@ -206,13 +154,13 @@ class SequenceQueue(Generic[Key, Item]):
                 self.waiting[step.key] = sequence
                 self.next_end_ns = min(self.next_end_ns, step.deadline_ns or NEVER_NS)
                 continue
-            if step is not None and step.end and sequence.waiting and self.backlog:
-                self._free(sequence)  # the next sequence of this id queues behind the backlog
-                self.backlog.append(sequence)
+            if step is not None and step.end and sequence.waiting and self._slots.backlog:
+                self._slots.remove(sequence)  # the next sequence of this id queues as a new one
+                self._slots.add(sequence)
                 ends_ns = (_ends_ns(step, sequence) for step in sequence.waiting)
                 self.next_end_ns = min(self.next_end_ns, *ends_ns)
             self._end_if_over(sequence)
-        self._fill_slots()
+        self._slots.fill()
 
     def slot_of(self, id: SequenceId) -> int:
         """Return the slot of a sequence with a running request."""
@@ -222,27 +170,37 @@ class SequenceQueue(Generic[Key, Item]):
 
     @property
     def free_slots(self) -> int:
-        return max(0, len(self._slots) - len(self._live))
+        return max(0, self._policy.slots - len(self._live))
 
     def _end_idle(self, now_ns: int, hurry: bool) -> int:
         """End idle sequences; return the time at which the next one would end."""
         soonest = NEVER_NS
-        for sequence in self._slots:
-            if sequence is None or sequence.waiting or sequence.running:
+        for sequence in self._slots.slots:
+            if sequence is None or not sequence.is_idle:
                 continue
             ends_ns = sequence.quiet_ns + self._policy.idle_ns
-            if now_ns >= ends_ns or (hurry and self.backlog):
+            if now_ns >= ends_ns or (hurry and self._slots.backlog):
                 self._end(sequence)
             else:
                 soonest = min(soonest, ends_ns)
-        self._fill_slots()
         return soonest
+
+    def _give_way(self, now_ns: int) -> int:
+        """End idle sequences whose slots other callers' sequences need; return the time at which
+        the next one would end."""
+        while True:
+            sequence, at_ns = self._slots.next_to_yield(now_ns)
+            if sequence is None:
+                return at_ns
+            self._listener.gave_way(sequence.id)
+            self._end(sequence)
 
     def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Step[Key, Item]], int]:
         """Return the batch to run now, or an empty batch and the time at which a batch is due
         without further arrivals."""
         policy = self._policy
-        heads = [each.waiting[0] for each in self._slots if each is not None and each.waiting]
+        slots = self._slots.slots
+        heads = [each.waiting[0] for each in slots if each is not None and each.waiting]
         if not heads:
             return [], NEVER_NS
         oldest = min(heads, key=lambda step: step.arrived_ns)
@@ -258,25 +216,12 @@ class SequenceQueue(Generic[Key, Item]):
             return batch[: size or len(batch)], NEVER_NS
         return [], due_ns
 
-    # -------------------------------------------------------------------- slots
-
-    def _fill_slots(self) -> None:
-        """Give free slots to the backlog, lowest slot first."""
-        while self.backlog and None in self._slots:
-            sequence = self.backlog.popleft()
-            sequence.slot = self._slots.index(None)  # the lowest free slot
-            self._slots[sequence.slot] = sequence
-
-    def _free(self, sequence: _Sequence[Key, Item]) -> None:
-        if not sequence.leave(self._slots):
-            self.backlog.remove(sequence)
-
-    def _end_if_over(self, sequence: _Sequence[Key, Item]) -> None:
+    def _end_if_over(self, sequence: LiveSequence[Key, Item]) -> None:
         if not (sequence.waiting or sequence.running or sequence.is_open):
             self._end(sequence)
 
-    def _end(self, sequence: _Sequence[Key, Item]) -> None:
-        self._free(sequence)
+    def _end(self, sequence: LiveSequence[Key, Item]) -> None:
+        self._slots.remove(sequence)
         del self._live[sequence.id]
         self._listener.ended(sequence.id)
-        self._fill_slots()
+        self._slots.fill()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
+from shmserve.core.scheduling.sequence_names import named_sequence
 from shmserve.dispatch.calls.attempt import Attempt, Cancellation
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account, CallScope
@@ -172,12 +173,13 @@ class Call(CallScope):
         account.sent_ns = time.monotonic_ns()  # set directly, to save a method call per request
         if traced:
             account.begin(options, self._inputs_in_slots(), account.sent_ns)
+        parameters = options.parameters
         message = Execute(
             plane.next_number(),
             options.request_id,
             tuple(self._inputs),
             options.outputs,
-            options.parameters,
+            parameters,
             account.sent_ns,
             self._deadline_ns,
             places=options.places,
@@ -185,6 +187,7 @@ class Call(CallScope):
             callers=options.callers,
             caller_number=options.caller_number,
             traceparent=account.traceparent if traced else "",
+            sequence=named_sequence(parameters, options.sequence_owner) if parameters else None,
         )
         self._attempt = attempt = Attempt(
             plane.executors,

@@ -120,7 +120,7 @@ class LoadBalancer(Struct, eq=False):
                 else:
                     if of_sequence:
                         with self._lock:
-                            self._begun.sent(entry.spec, message.parameters, pool)
+                            self._begun.sent(entry.spec, message, pool)
                     return pool, connection, entry
             if full is not None:
                 raise full
@@ -173,7 +173,7 @@ class LoadBalancer(Struct, eq=False):
         """Return the only executor where the request's sequence lives. For a new sequence, return
         the executors ordered by free slots. An executor's first hello is awaited only if no
         other executor has the sequence."""
-        sequence = message.parameters.get("sequence_id", 0)
+        sequence = message.sequence
         home = home_of(((pool, pool.known_status) for pool in pools), sequence)
         if home is not None:
             return [home]
@@ -189,7 +189,7 @@ class LoadBalancer(Struct, eq=False):
         home = home_of(views, sequence)
         if home is None:
             with self._lock:
-                home = self._begun.home(spec, message.parameters, (pool for pool, _ in views))
+                home = self._begun.home(spec, message, (pool for pool, _ in views))
         return where_to_begin(views, sequence) if home is None else [home]
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
-from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.control.data_messages import Execute
 from shmserve.shm.status_page import StatusView, digest
 from shmserve.tensor.spec import ModelSpec
 
@@ -33,9 +34,10 @@ class BegunSequences:
     def __init__(self) -> None:
         self._processes: dict[tuple[str, str, int], str] = {}  # latest last
 
-    def sent(self, spec: ModelSpec, parameters: dict[str, Parameter], pool: ExecutorPool) -> None:
+    def sent(self, spec: ModelSpec, message: Execute, pool: ExecutorPool) -> None:
         """Note a request of a sequence, just before sending."""
-        key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
+        key = (spec.name, spec.version, _number(message.sequence))
+        parameters = message.parameters
         if parameters.get("sequence_start"):
             self._processes.pop(key, None)
             self._processes[key] = pool.instance.process
@@ -45,17 +47,17 @@ class BegunSequences:
             self._processes.pop(key, None)
 
     def home(
-        self, spec: ModelSpec, parameters: dict[str, Parameter], pools: Iterable[ExecutorPool]
+        self, spec: ModelSpec, message: Execute, pools: Iterable[ExecutorPool]
     ) -> ExecutorPool | None:
         """Return the executor where a continued sequence should live, or None."""
-        if parameters.get("sequence_start"):
+        if message.parameters.get("sequence_start"):
             return None
-        key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
+        key = (spec.name, spec.version, _number(message.sequence))
         process = self._processes.get(key)
         return next((pool for pool in pools if pool.instance.process == process), None)
 
 
-def home_of(views: Views, sequence: Parameter) -> ExecutorPool | None:
+def home_of(views: Views, sequence: SequenceName | None) -> ExecutorPool | None:
     """Return the executor where a sequence lives according to these status pages, or None."""
     number = _number(sequence)
     for pool, view in views:
@@ -64,9 +66,9 @@ def home_of(views: Views, sequence: Parameter) -> ExecutorPool | None:
     return None
 
 
-def where_to_begin(views: Views, sequence: Parameter) -> list[ExecutorPool]:
+def where_to_begin(views: Views, sequence: SequenceName | None) -> list[ExecutorPool]:
     """Return the executors in the order in which a new sequence should try them: most free slots
-    first, then least loaded. Ties are broken by a hash of the sequence id, so sequences that
+    first, then least loaded. Ties are broken by a hash of the sequence's name, so sequences that
     begin together spread."""
     number = _number(sequence)
 
@@ -79,5 +81,5 @@ def where_to_begin(views: Views, sequence: Parameter) -> list[ExecutorPool]:
     return [pool for pool, _ in sorted(views, key=rank)]
 
 
-def _number(sequence: Parameter) -> int:
-    return digest(sequence) if isinstance(sequence, int | str) else 0
+def _number(sequence: SequenceName | None) -> int:
+    return 0 if sequence is None else digest(sequence)

@@ -27,12 +27,14 @@ from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 
 class LoopLimits(Struct, frozen=True):
     """Settings of the server that limit a loop. `segment_idle_s`: time, in seconds, until unused
-    memory is given back. `max_streams`: number of open streams of one instance. `max_sequences`:
-    number of living sequences of one instance."""
+    memory is given back. `max_streams`: number of open streams of one instance.
+    `max_waiting_sequences`: number of sequences of one instance that wait for a slot.
+    `caller_share`: largest part of the sequences for one caller."""
 
     segment_idle_s: float
     max_streams: int
-    max_sequences: int = MAX_SEQUENCES
+    max_waiting_sequences: int = MAX_SEQUENCES
+    caller_share: float = 1.0
 
 
 def make_loop(
@@ -50,7 +52,7 @@ def make_loop(
     parts = LoopParts(channels, workspace, statistics, streams, limits.segment_idle_s)
     policy = batch_policy(workspace.spec.config)
     if isinstance(backend, SequenceBackend):
-        intake, make_runner = _sequences(backend, parts, limits.max_sequences)
+        intake, make_runner = _sequences(backend, parts, limits)
     elif workspace.spec.decoupled:
         requests: RequestQueue[Key, Requested] = RequestQueue()
         intake = SchedulerIntake(requests, requests.push, is_watched=True)
@@ -67,7 +69,7 @@ def make_loop(
 
 
 def _sequences(
-    backend: SequenceBackend, parts: LoopParts, max_sequences: int
+    backend: SequenceBackend, parts: LoopParts, limits: LoopLimits
 ) -> tuple[SchedulerIntake, MakeRunner]:
     """Return intake and runner factory of a model with sequences.
 
@@ -75,7 +77,7 @@ def _sequences(
     page must not wait for the model, so a second thread watches the channels.
     """
     spec = parts.workspace.spec
-    policy = sequence_policy(spec.config, max_sequences)
+    policy = sequence_policy(spec.config, limits.max_waiting_sequences, limits.caller_share)
     assert policy is not None  # a `SequenceBackend` has `sequence_batching`
     intake = SequenceIntake(backend, parts.channels, parts.workspace, parts.statistics, policy)
     make_inner = _run_streams(backend, parts) if spec.decoupled else _run_batches(backend, parts)

@@ -72,6 +72,8 @@ class BatchIntake:
             policy = replace(policy, max_delay_ns=0)
         self.queue: BatchQueue[Key, Requested] = BatchQueue(policy)
         self._channels = channels
+        # A model that calls others with its requests' sequence ids must know the ids' owner.
+        self._calls_by_request = form is BatchForm.LISTED
         self._outputs = workspace.outputs
         self._statistics = statistics
         self._ragged = ragged_inputs(spec, form is BatchForm.STACKED)
@@ -85,6 +87,8 @@ class BatchIntake:
         kind: Hashable = None
         if self._takes_batches:
             kind = batch_kind(message, self._outputs, self._ragged)
+        if self._calls_by_request and message.sequence is not None and kind is not None:
+            kind = (kind, message.sequence.owner)
         waiting = Waiting(
             key,
             requested,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from shmserve.core.scheduling.sequence_names import SequenceId, SequenceName, SequenceNames
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
-from shmserve.core.scheduling.sequence_queue import SequenceId, SequenceQueue, Step
+from shmserve.core.scheduling.sequence_queue import SequenceQueue
+from shmserve.core.scheduling.sequence_slots import Step
 from shmserve.errors import Code, InvalidArgument
 from shmserve.executor.loop.run_statistics import RunStatistics
 from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner, RunOutcome, cancelled
@@ -18,9 +20,8 @@ from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.executor.wrappers.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.executor.wrappers.sequence_tensors import States
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Answer, Execute
-
-_MAX_NUMBER = (1 << 31) - 1
 
 
 class SequenceIntake:
@@ -47,26 +48,32 @@ class SequenceIntake:
         self._statistics = statistics
         self._ragged = ragged_inputs(spec, backend.stacks)
         self._iterative = spec.config.is_iterative
-        self._living: set[SequenceId] = set()
-        self._last_number = 0
+        self._names = SequenceNames()
         self._status.show_free_slots(self.queue.free_slots)
 
     # ------------------------------------------------------------------ the listener
 
     def began(self, sequence: SequenceId) -> None:
         """Publish a sequence, unless the sequence is a single request (iterative)."""
-        self._living.add(sequence)
-        if not self._iterative:
-            self._status.show_sequence(sequence)
+        name = self._names.name_of(sequence)
+        if name is not None and not self._iterative:
+            self._status.show_sequence(name)
         self._status.show_free_slots(self.queue.free_slots)
 
     def ended(self, sequence: SequenceId) -> None:
         """Publish the end of a sequence, and forget the states."""
-        self._living.discard(sequence)
-        if not self._iterative:
-            self._status.hide_sequence(sequence)
+        name = self._names.name_of(sequence)
+        if name is not None and not self._iterative:
+            self._status.hide_sequence(name)
+        self._names.end(sequence)
         self._status.show_free_slots(self.queue.free_slots)
         self._backend.states.forget(sequence)
+
+    def gave_way(self, sequence: SequenceId) -> None:
+        """Record the event. The client learns that the sequence has ended from the refusal of the
+        next request."""
+        model = f"idle sequences of model '{self._spec.name}'"
+        flight_recorder.record("limit reached", model, "max_caller_share")
 
     def gave_up(self, items: list[Requested]) -> None:
         """Refuse the requests of a sequence that has waited too long for a slot."""
@@ -79,18 +86,19 @@ class SequenceIntake:
     def push(self, key: Key, requested: Requested, deadline_ns: int, caller: int) -> None:
         """Put a request into its sequence's queue, or refuse the request."""
         connection, message = requested
-        if self._iterative:
-            message = self._as_sequence(message)
-        sequence, flags = sequence_of(message.parameters), flags_of(message.parameters)
+        sequence = self._names.find(message.sequence)
         try:
-            self._check(sequence, flags.start, message)
+            self._check(message, sequence)
         except InvalidArgument as ex:
             self._channels.send(connection, _invalid(message, ex.message), [])
             return
-        if flags.start and not self.queue.has_room_for(sequence):
-            answer = overflow(message, "Exceeds maximum number of sequences")
-            self._channels.send(connection, answer, [])
-            return
+        if sequence is None:
+            if not self.queue.has_room_for(caller):
+                answer = overflow(message, "Exceeds maximum number of sequences")
+                self._channels.send(connection, answer, [])
+                return
+            sequence = self._names.begin(message.sequence)
+        message = self._for_model(message, sequence)
         arrived_ns = min(message.sent_ns, time.monotonic_ns())
         timeout = message.parameters.get("timeout")  # microseconds
         expires_ns = arrived_ns + timeout * 1000 if isinstance(timeout, int) and timeout else 0
@@ -99,7 +107,8 @@ class SequenceIntake:
     def rejection(self, message: Execute) -> Answer:
         """Return the answer to a request of a sequence that has not begun, because the start never
         ran."""
-        return _invalid(message, self._unknown(sequence_of(message.parameters)))
+        assert message.sequence is not None  # only a named sequence has more than one request
+        return _invalid(message, self._unknown(message.sequence))
 
     def again(self, connection: FrontendConnection, message: Execute) -> Step[Key, Requested]:
         """Return the next run of a request that has been rescheduled."""
@@ -121,48 +130,54 @@ class SequenceIntake:
             arrived_ns,
             message.deadline_ns,
             expires_ns=expires_ns,
+            caller=message.caller_number,
             start=flags.start,
             end=flags.end or self._iterative,
         )
 
-    def _as_sequence(self, message: Execute) -> Execute:
-        """Return the request as a sequence of its own. The end flag stays unset, because the model
-        itself decides which run is the last."""
-        sequence = sequence_of(message.parameters) or self._number()
-        flags = {"sequence_id": sequence, "sequence_start": True, "sequence_end": False}
-        return replace(message, parameters={**message.parameters, **flags})
+    def _for_model(self, message: Execute, sequence: SequenceId) -> Execute:
+        """Return the request with the sequence's id for the model. A request of an iterative model
+        begins a sequence. The end flag stays unset, because the model decides which run is the
+        last."""
+        parameters = message.parameters
+        if self._iterative:
+            flags = {"sequence_start": True, "sequence_end": False}
+            parameters = {**parameters, "sequence_id": sequence, **flags}
+        elif sequence != parameters["sequence_id"]:
+            parameters = {**parameters, "sequence_id": sequence}
+        else:
+            return message
+        return replace(message, parameters=parameters)
 
-    def _number(self) -> int:
-        """Return a sequence number for a client that gave none. The number fits every type of
-        control input. Numbers count down, because clients count up."""
-        while True:
-            self._last_number = (self._last_number or _MAX_NUMBER + 1) - 1 or _MAX_NUMBER
-            if self._last_number not in self._living:
-                return self._last_number
-
-    def _check(self, sequence: SequenceId, is_start: bool, message: Execute) -> None:
-        """Check that the request can be a part of its sequence. Raise InvalidArgument if not, with
-        Triton's text where Triton has this check."""
-        name = self._spec.name
+    def _check(self, message: Execute, sequence: SequenceId | None) -> None:
+        """Check that the request can be a part of the sequence. `sequence`: the model's id of the
+        sequence, if the sequence lives. Raise InvalidArgument if the request cannot, with Triton's
+        text where Triton has the check."""
+        name, named = self._spec.name, message.sequence
         if self._statistics.elements(message) != 1:
             raise InvalidArgument(
                 f"inference request to model '{name}' must specify batch-size 1 due to "
                 "requirements of sequence batcher"
             )
-        if not sequence:
+        if named is not None:
+            self._backend.controls.check(named.id)
+        if self._iterative:
+            if named is not None and sequence is not None:
+                raise InvalidArgument(f"sequence {named.id} of model '{name}' has not ended yet")
+            return
+        if named is None:
             raise InvalidArgument(
                 f"inference request to model '{name}' must specify a non-zero or non-empty "
                 "correlation ID"
             )
-        self._backend.controls.check(sequence)
-        if self._iterative and sequence in self._living:
-            raise InvalidArgument(f"sequence {sequence} of model '{name}' has not ended yet")
-        if not is_start and not self.queue.knows(sequence):
-            raise InvalidArgument(self._unknown(sequence))
+        if flags_of(message.parameters).start:
+            return
+        if sequence is None or not self.queue.knows(sequence):
+            raise InvalidArgument(self._unknown(named))
 
-    def _unknown(self, sequence: SequenceId) -> str:
+    def _unknown(self, sequence: SequenceName) -> str:
         return (
-            f"inference request for sequence {sequence} to model '{self._spec.name}' "
+            f"inference request for sequence {sequence.id} to model '{self._spec.name}' "
             "must specify the START flag on the first request of the sequence"
         )
 

@@ -11,6 +11,7 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller, caller_number
 from shmserve.core.regions import region_book
 from shmserve.core.registry import Snapshot
+from shmserve.core.scheduling.sequence_names import named_sequence, sequence_owner
 from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol import bounds
@@ -86,6 +87,10 @@ class LaneGate:
             raise InvalidArgument(f"timeout_ns: {message.timeout_ns} is negative")
         answer_ns = min(message.timeout_ns or self._timeout_ns, self._timeout_ns)
         deadline_ns = now_ns + answer_ns
+        sequence = None
+        if message.parameters:
+            owner = sequence_owner(caller, self._settings.shared_sequences)
+            sequence = named_sequence(message.parameters, owner)
         execute = Execute(
             message.number,
             message.id,
@@ -97,6 +102,7 @@ class LaneGate:
             places=tuple(places),
             credit=credit,
             caller_number=caller_number("user", str(caller.uid)),
+            sequence=sequence,
         )
         ends_ns = now_ns + min(message.timeout_ns or _NEVER_NS, self._stream_ns)
         inline_bytes = sum(map(len, inline))

@@ -184,7 +184,8 @@ class Executor:
         self.channels = channels
         workspace = Workspace(spec, self.memory, self.regions)
         settings = self.settings
-        limits = LoopLimits(settings.segment_idle_s, settings.max_streams)
+        share = settings.max_caller_share
+        limits = LoopLimits(settings.segment_idle_s, settings.max_streams, caller_share=share)
         if limit is not None:
             self.resources = rate_limited.SharedResources(self.link.send, channels.wake)
         self.loop = make_loop(backend, channels, workspace, limits, self.resources)

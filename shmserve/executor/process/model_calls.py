@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve import errors
 from shmserve.config import Settings
-from shmserve.core.caller import caller_number
+from shmserve.core.caller import UNKNOWN_CALLER, caller_number
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
@@ -70,6 +70,7 @@ class ModelCalls:
         self.settle()
         callers = self._callers(call, calling)
         timeout_s = self._timeout_s(call, calling)
+        parameters, owner = self._of_sequence(call, calling)
         dispatcher = self._opened()
         entry = dispatcher.ready_model(call.model, call.version)
         try:
@@ -79,11 +80,12 @@ class ModelCalls:
             options = RunOptions(
                 call.id,
                 tuple(call.outputs),
-                call.parameters,
+                parameters,
                 on_wait=lambda: running.wanted,
                 timeout_s=timeout_s,
                 callers=callers,
                 caller_number=caller_number("model", self._model),
+                sequence_owner=owner,
                 traceparent=next((r.traceparent for r in calling if r.traceparent), ""),
             )
             self._admit(running)
@@ -198,6 +200,25 @@ class ModelCalls:
         own_thread = threading.current_thread() is threading.main_thread()
         blocked = any(request.responses is None or own_thread for request in calling)
         return (*waiting_models, CallingModel(self._model, self._process, depth, blocked))
+
+    def _of_sequence(
+        self, call: ModelCall, calling: Sequence[CallingRequest]
+    ) -> tuple[dict[str, Parameter], int]:
+        """Return the call's parameters, and the owner of the named sequence.
+
+        The id of a calling request stands for the request's sequence. No batch has two owners'
+        requests with equal ids (`SequenceNames`, `BatchIntake`). Any other id names a sequence of
+        the calling model.
+        """
+        parameters = call.parameters
+        if self._settings.shared_sequences or "sequence_id" not in parameters:
+            return parameters, UNKNOWN_CALLER
+        id = parameters["sequence_id"]
+        for request in calling:
+            sequence = request.sequence
+            if sequence is not None and request.parameters.get("sequence_id") == id:
+                return {**parameters, "sequence_id": sequence.id}, sequence.owner
+        return parameters, caller_number("model", self._model)
 
     def _timeout_s(self, call: ModelCall, calling: Sequence[CallingRequest]) -> float:
         """Return the time limit of the call, in seconds: at most the time left to the calling

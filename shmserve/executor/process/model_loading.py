@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.errors import ConfigError, Internal, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Response, Responses
@@ -125,6 +126,7 @@ class _WarmupRequest(Struct, eq=False):
     deadline_ns: int = 0
     callers: tuple[CallingModel, ...] = ()
     traceparent: str = ""
+    sequence: SequenceName | None = None
 
     def reschedule(self, again: bool) -> None:
         """Record that the model wants another run. A sample runs once nevertheless."""

@@ -37,7 +37,8 @@ class ExecutorRequest:
 
     __slots__ = (
         "_counted", "_watch", "callers", "deadline_ns", "id", "inputs", "offers", "parameters",
-        "places", "requested", "rescheduled", "responses", "traceparent", "workspace",
+        "places", "requested", "rescheduled", "responses", "sequence", "traceparent",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class ExecutorRequest:
         self.deadline_ns = message.deadline_ns
         self.callers = message.callers
         self.traceparent = message.traceparent
+        self.sequence = message.sequence
         self.inputs = inputs
         self.requested = message.outputs or workspace.outputs
         self.responses = responses

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from shmserve.core.scheduling.sequence_queue import SequenceId
+from shmserve.core.scheduling.sequence_names import SequenceId
 from shmserve.errors import Internal, ModelFailure
 from shmserve.executor import backends
 from shmserve.executor.backend import (

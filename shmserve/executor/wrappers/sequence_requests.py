@@ -53,6 +53,7 @@ class SequenceRequest:
         self.deadline_ns = request.deadline_ns
         self.callers = request.callers
         self.traceparent = request.traceparent
+        self.sequence = request.sequence
         self.inputs: dict[str, InputTensor] = {**request.inputs, **added}
         self.requested = (
             *request.requested,
@@ -95,7 +96,7 @@ class StackedRequest(SequenceRequest):
         super().__init__(first, inputs, (), xp)
         self._all = requests
         self._placed = ()
-        self.parameters = {}
+        self.parameters, self.sequence = {}, None
         self.deadline_ns = 0
         self.callers = tuple(dict.fromkeys(c for r in requests for c in r.callers))
 
@@ -113,7 +114,7 @@ class GapRequest(SequenceRequest):
     ) -> None:
         super().__init__(like, inputs, states, xp)
         self._placed = ()
-        self.id, self.parameters, self.traceparent = "", {}, ""
+        self.id, self.parameters, self.sequence, self.traceparent = "", {}, None, ""
         self.deadline_ns = 0
         if like.responses is not None:
             self.responses = _NoResponses()

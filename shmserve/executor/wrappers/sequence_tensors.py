@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve.core.scheduling.sequence_queue import SequenceId
+from shmserve.core.scheduling.sequence_names import SequenceId
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.tensors.memory_input import from_data, zeros
 from shmserve.protocol.triton_config.backend_kinds import ONNXRUNTIME

@@ -33,8 +33,8 @@ def relayed(context: RpcContext) -> bool:
 
 class CallAccess:
     """Permissions of callers, by their user or by the key of the call. `caller`: returns the caller
-    of a call, with the scopes of the call's key. `keyed`: True if keys are configured, so every
-    call must pass `admit`."""
+    of a call, with name and scopes of the call's key. `keyed`: True if keys are configured, so
+    every call must pass `admit`."""
 
     def __init__(self, access: Access, find: FindCaller, keys: PresentedKeys) -> None:
         self.access = access
@@ -46,7 +46,7 @@ class CallAccess:
     def _keyed_caller(self, context: RpcContext) -> Caller:
         caller = self._find(context)
         _, key = self._keys.find(_field_of(context))
-        return replace(caller, scopes=key.scopes) if key is not None else caller
+        return replace(caller, scopes=key.scopes, key=key.name) if key is not None else caller
 
     def admit(self, category: Category, context: RpcContext) -> None:
         """Count the call's key, and take the key's holder as the caller for turns and shares. Check

@@ -13,7 +13,7 @@ KEY = "shmserve.key"  # key in the environ of the request's `Key`
 
 
 def caller_of(environ: dict[str, Any]) -> Caller:
-    """Return the caller of a request, with the scopes of the request's key.
+    """Return the caller of a request, with name and scopes of the request's key.
 
     The worker class of this server looks up the caller once per connection. Other servers pass at
     most the socket, so the caller is looked up for each request. A request relayed by a proxy
@@ -21,7 +21,7 @@ def caller_of(environ: dict[str, Any]) -> Caller:
     """
     caller = _connected(environ)
     key: Key | None = environ.get(KEY)
-    return caller if key is None else replace(caller, scopes=key.scopes)
+    return caller if key is None else replace(caller, scopes=key.scopes, key=key.name)
 
 
 def _connected(environ: dict[str, Any]) -> Caller:

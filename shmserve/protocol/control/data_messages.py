@@ -5,6 +5,7 @@ from typing import final
 
 from msgspec import Struct
 
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.protocol.control.message import Message
 
 # Types of a request parameter (Open Inference Protocol V2, "parameters")
@@ -98,6 +99,8 @@ class Execute(Message, frozen=True):
     caller_number: int = 0  # the caller, for fair turns (`core.caller`)
     # parent span of the model's own calls, if the request is traced in spans
     traceparent: str = ""
+    # sequence that the request names; the executor may give the model another `sequence_id`
+    sequence: SequenceName | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
-from shmserve.core.scheduling.sequence_queue import SequenceQueue, Step
+from shmserve.core.scheduling.sequence_queue import SequenceQueue
+from shmserve.core.scheduling.sequence_slots import Step
 
-POLICY = SequencePolicy(2, 2, idle_ns=100, max_sequences=3)
+POLICY = SequencePolicy(2, 2, idle_ns=100, max_waiting=1)
 OLDEST = SequencePolicy(4, 3, False, frozenset((2, 3)), max_delay_ns=10, idle_ns=100)
 
 
@@ -21,6 +22,9 @@ class Sequences:
     def gave_up(self, items: list[str]) -> None:
         self.gone += items
 
+    def gave_way(self, sequence: int | str) -> None:
+        self.gone.append(f"{sequence}")
+
     def began(self, sequence: int | str) -> None:
         self.alive.append(sequence)
 
@@ -28,14 +32,24 @@ class Sequences:
         self.alive.remove(sequence)
 
     def push(
-        self, name: str, flags: str = "", kind: str = "", deadline_ns: int = 0, expires_ns: int = 0
+        self,
+        name: str,
+        flags: str = "",
+        kind: str = "",
+        deadline_ns: int = 0,
+        expires_ns: int = 0,
+        caller: int = 0,
     ) -> None:
         sequence = name.partition("/")[0]
         start, end = "start" in flags, "end" in flags
         assert start or self.queue.knows(sequence)
         self.queue.push(
             sequence,
-            Step(name, name, 1, kind, self.now, deadline_ns, expires_ns, start=start, end=end),
+            Step(
+                *(name, name, 1, kind, self.now, deadline_ns, expires_ns, caller),
+                start=start,
+                end=end,
+            ),
         )
 
     def run(self, after_ns: int = 0, hurry: bool = False) -> list[str]:
@@ -60,8 +74,7 @@ def test_a_sequence_without_a_slot_waits_for_an_end() -> None:
     them = Sequences()
     for name in "abc":
         them.push(f"{name}/1", "start")
-    assert not them.queue.has_room_for("d")
-    assert them.queue.has_room_for("a")
+    assert not them.queue.has_room_for(0)
     assert [them.run(), them.run()] == [["a/1", "b/1"], []]
     them.push("a/2", "end")
     assert not them.queue.knows("a")
@@ -199,3 +212,80 @@ def test_what_lost_its_beginning_is_to_be_told_at_once() -> None:
     assert them.queue.next_end_ns <= them.now
     assert them.queue.expire(them.now) == ([], ["a/2"])
     assert them.queue.next_end_ns > them.now
+
+
+SHARED = SequencePolicy(4, 4, idle_ns=10_000, caller_share=0.75, patience_ns=100)
+
+
+def test_the_longest_idle_sequence_of_who_has_two_slots_more_gives_way() -> None:
+    them = Sequences(SHARED)
+    for name in "abcd":
+        them.push(f"{name}/1", "start", caller=1)
+        them.now += 1
+    assert len(them.run()) == 4
+    them.now += 1
+    them.push("a/2", caller=1)
+    assert them.run() == ["a/2"]
+    them.push("x/1", "start", caller=2)
+    assert them.queue.next(them.now).wait_ns == 99
+    assert them.run(98) == []
+    assert them.run(1) == ["x/1"]
+    assert (them.gone, them.alive) == (["b"], ["a", "c", "d", "x"])
+    them.push("y/1", "start", caller=2)  # takes the second of four
+    them.push("z/1", "start", caller=2)  # the other caller has no two slots more
+    assert them.run(200) == ["y/1"]
+    assert (them.gone, them.alive) == (["b", "c"], ["a", "d", "x", "y", "z"])
+    assert not them.queue.knows("c")
+
+
+def test_short_pauses_keep_the_share_of_the_slots_and_no_more() -> None:
+    them = Sequences(SHARED)
+    for name in "abcd":
+        them.push(f"{name}/1", "start", caller=1)
+    them.run()
+    them.push("x/1", "start", caller=2)
+    them.push("y/1", "start", caller=3)
+    for number in range(2, 6):  # a request every 30 ns, and x waits for 100
+        for name in "abcd":
+            if them.queue.knows(name):
+                them.push(f"{name}/{number}", caller=1)
+        them.run(30)
+        them.run()  # the executor asks again after each run
+    assert (them.gone, them.alive) == (["a"], ["b", "c", "d", "x", "y"])
+    them.push("b/9", "end", caller=1)
+    them.run()
+    assert them.run() == ["y/1"]
+
+
+def test_a_request_in_the_model_or_waiting_keeps_its_sequence() -> None:
+    them = Sequences(SHARED)
+    for name in "abcd":
+        them.push(f"{name}/1", "start", caller=1)
+    them.push("x/1", "start", caller=2)
+    assert len(them.queue.next(them.now).batch) == 4
+    them.queue.expire(them.now + 1000)
+    them.queue.done(them.now)
+    for name in "abcd":
+        them.push(f"{name}/2", caller=1)
+    assert len(them.run(1000)) == 4
+    assert not them.gone
+    assert them.run(100) == ["x/1"]
+
+
+def test_callers_who_are_not_told_apart_keep_their_slots() -> None:
+    them = Sequences(replace(SHARED, caller_share=1.0))
+    for name in "abcd":
+        them.push(f"{name}/1", "start", caller=1)
+    them.run()
+    them.push("x/1", "start", caller=2)
+    assert (them.run(9_000), them.gone) == ([], [])
+
+
+def test_a_free_slot_goes_to_who_has_fewest() -> None:
+    them = Sequences(replace(SHARED, slots=2, max_size=2))
+    for name in "abcde":
+        them.push(f"{name}/1", "start end", caller=1)
+    for name in "xyz":
+        them.push(f"{name}/1", "start end", caller=2)
+    batches = [them.run() for _ in range(4)]
+    assert batches == [["a/1", "b/1"], ["x/1", "c/1"], ["y/1", "d/1"], ["z/1", "e/1"]]

@@ -106,7 +106,8 @@ class Clients:
             until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")  # type: ignore[misc]
 
     def _run(self, number: int, array: Array, parameters: dict[str, int]) -> None:
-        options = RunOptions(parameters=dict(parameters))
+        owner = parameters.pop("owner", 0)
+        options = RunOptions(parameters=dict(parameters), sequence_owner=owner)
         with self.rig.dispatcher.call(self.entry, options, cancellable=True) as call:
             self.calls[number] = call  # type: ignore[assignment]
             feed(call, array)
@@ -169,6 +170,21 @@ def test_a_batch_is_not_larger_than_allowed_and_needs_equal_shapes(rig: Rig) -> 
     clients.finish()
     assert gate.rows == [[1], [2, 2], [2], [1, 1]]
     clients.assert_no_slots()
+
+
+@pytest.mark.parametrize(
+    ("form", "together"), [(BatchForm.LISTED, [1, 2]), (BatchForm.STACKED, [3])]
+)
+def test_a_list_has_sequences_of_one_owner_only(
+    rig: Rig, form: BatchForm, together: list[int]
+) -> None:
+    """A model that calls others in the name of a sequence knows whose sequence."""
+    gate = Gate(own_doubled, form)
+    clients = Clients(rig, spec_of(PLAIN), gate)
+    clients.queue(rows(1), sequence_id=5, owner=1)
+    clients.queue(rows(1), rows(1), first=1, sequence_id=5, owner=2)
+    clients.finish()
+    assert [sum(each) for each in gate.rows] == [1, *together]
 
 
 def test_an_error_of_one_is_that_ones_only(rig: Rig) -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.caller import Caller
+from shmserve.core.caller import UNKNOWN_CALLER, Caller, caller_number
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.executor.backend import Output, Request, Response
@@ -143,6 +143,20 @@ def test_users_have_their_own_regions_only() -> None:
     for uid in (0, 2, -1):
         with pytest.raises(NotFound, match="'mine'"):
             gate.admit(Caller(uid), asked, 0)
+
+
+def test_sequences_belong_to_the_lanes_user() -> None:
+    asked = replace(request(1, floats(1)), parameters={"sequence_id": 5})
+    snapshot = Snapshot("cafe0123", 1)
+    owners = {}
+    for shared in (False, True):
+        gate = LaneGate(SPEC, Settings(shared_sequences=shared), lambda: snapshot, server_uid=0)
+        execute, _ = gate.admit(Caller(1), asked, 0)
+        assert execute.sequence is not None
+        owners[shared] = execute.sequence.owner
+        execute, _ = gate.admit(Caller(1), request(1, floats(1)), 0)
+        assert execute.sequence is None
+    assert owners == {False: caller_number("user", "1"), True: UNKNOWN_CALLER}
 
 
 def test_requests_like_an_earlier_one_are_looked_at_all_the_same() -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from shmserve.coordinator.state.publication import composed
+from shmserve.core.caller import UNKNOWN_CALLER, caller_number
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.core.scheduling.sequence_names import SequenceName
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -31,7 +33,7 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.calling import NO_MODELS, CalledTensor, ModelCall
 from shmserve.executor.process import model_calls
 from shmserve.executor.process.model_calls import ModelCalls
-from shmserve.protocol.control.data_messages import CallingModel
+from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.spec import EnsembleStep, TensorSpec
 from tests.running_server import wait_until
 from tests.unit.rig import SPEC, Rig
@@ -46,8 +48,15 @@ class Asking:
     """A request on whose behalf a model calls other models."""
 
     def __init__(
-        self, *callers: CallingModel, deadline_ns: int = 0, responses: object = None
+        self,
+        *callers: CallingModel,
+        deadline_ns: int = 0,
+        responses: object = None,
+        parameters: dict[str, Parameter] | None = None,
+        sequence: SequenceName | None = None,
     ) -> None:
+        self.parameters = parameters or {}
+        self.sequence = sequence
         self.callers = callers
         self.traceparent = ""
         self.deadline_ns = deadline_ns
@@ -224,6 +233,47 @@ def test_who_calls_is_told_to_the_called_model(rig: Rig, calls: ModelCalls) -> N
     assert seen[1] == (CallingModel("asking", "asking-0", 1, False),)
     with pytest.raises(ResourceExhausted, match="more than 4 models"):
         calls.begin(call(), [asking("a-1", 4)])
+
+
+def test_a_call_goes_on_in_the_sequence_of_the_request_that_brought_the_id(
+    rig: Rig, calls: ModelCalls
+) -> None:
+    seen: list[tuple[Parameter, SequenceName | None]] = []
+
+    def note(request: Request) -> Response:
+        seen.append((request.parameters.get("sequence_id", ""), request.sequence))
+        return echo(request)
+
+    rig.serve(note)
+    other = Asking(parameters={"sequence_id": 5}, sequence=SequenceName(8, 5))
+    # the model knows this owner's sequence 5 by another id
+    renamed = Asking(parameters={"sequence_id": 77}, sequence=SequenceName(9, 5))
+    for id in (5, 77, 6):
+        calls.begin(call(parameters={"sequence_id": id}), [Asking(), other, renamed]).next()
+    calls.begin(call(), [other]).next()
+    own = SequenceName(caller_number("model", "asking"), 6)
+    assert seen == [
+        (5, SequenceName(8, 5)),
+        (5, SequenceName(9, 5)),
+        (6, own),
+        ("", None),
+    ]
+
+
+def test_shared_sequences_are_everybodys(rig: Rig) -> None:
+    seen: list[SequenceName | None] = []
+
+    def note(request: Request) -> Response:
+        seen.append(request.sequence)
+        return echo(request)
+
+    rig.serve(note)
+    calls = ModelCalls(
+        msgspec.structs.replace(rig.settings, shared_sequences=True), "asking", "asking-0"
+    )
+    calls.begin(call(parameters={"sequence_id": 6}), []).next()
+    calls.close()
+    assert seen == [SequenceName(UNKNOWN_CALLER, 6)]
 
 
 def test_a_call_has_what_is_left_of_the_calling_requests_time(rig: Rig, calls: ModelCalls) -> None:

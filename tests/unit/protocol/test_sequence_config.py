@@ -27,20 +27,20 @@ def test_without_it_there_are_no_sequences() -> None:
 
 
 def test_direct_has_a_slot_for_each_row() -> None:
-    assert policy("") == SequencePolicy(8, 8, idle_ns=1_000_000_000, max_sequences=9)
+    assert policy("") == SequencePolicy(8, 8, idle_ns=1_000_000_000, max_waiting=9)
     assert policy(
         "direct { max_queue_delay_microseconds: 3 minimum_slot_utilization: 0.3 } "
         "max_sequence_idle_microseconds: 5"
-    ) == SequencePolicy(8, 8, enough=3, max_delay_ns=3000, idle_ns=5000, max_sequences=9)
+    ) == SequencePolicy(8, 8, enough=3, max_delay_ns=3000, idle_ns=5000, max_waiting=9)
 
 
 def test_oldest_has_as_many_as_it_says() -> None:
     assert policy("oldest { max_candidate_sequences: 5 }") == SequencePolicy(
-        5, 8, False, frozenset((8,)), max_sequences=9
+        5, 8, False, frozenset((8,)), max_waiting=9
     )
     assert policy(
         "oldest { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 7 }"
-    ) == SequencePolicy(1, 8, False, frozenset((2, 4)), max_delay_ns=7000, max_sequences=9)
+    ) == SequencePolicy(1, 8, False, frozenset((2, 4)), max_delay_ns=7000, max_waiting=9)
 
 
 def test_the_idle_time_that_holds_is_shown() -> None:

@@ -8,8 +8,9 @@ from time import monotonic_ns
 import msgspec
 
 from shmserve.config import Settings
-from shmserve.core.caller import Caller
+from shmserve.core.caller import UNKNOWN_CALLER, Caller
 from shmserve.core.registry import ModelEntry
+from shmserve.core.scheduling.sequence_names import sequence_owner
 from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
@@ -129,6 +130,9 @@ class InferMessage:
             fitting.places,
             timeout_s=timeout_s,
             caller_number=context.caller_number,
+            sequence_owner=sequence_owner(self._ask_caller(), serving.settings.shared_sequences)
+            if "sequence_id" in parameters
+            else UNKNOWN_CALLER,
         )
 
     def fill(self, call: InferenceCall) -> None:

@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from falcon import Request, Response
 
 from shmserve.config import Settings
+from shmserve.core.caller import UNKNOWN_CALLER
+from shmserve.core.scheduling.sequence_names import sequence_owner
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.request_caller import caller_of
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes, checked_version
 from shmserve.frontends.http.routes.inference.body_reader import held, open_body
 from shmserve.frontends.http.routes.inference.infer_body import InferBody, client_of
@@ -43,7 +46,15 @@ class GenerateBody(InferBody):
         self._signature, self._reader = signature, held(b"")
         on_wait, number = client_of(self.environ)
         parameters = self.with_headers(request.parameters)
-        return RunOptions(request.id, parameters=parameters, on_wait=on_wait, caller_number=number)
+        return RunOptions(
+            request.id,
+            parameters=parameters,
+            on_wait=on_wait,
+            caller_number=number,
+            sequence_owner=sequence_owner(caller_of(self.environ), settings.shared_sequences)
+            if "sequence_id" in parameters
+            else UNKNOWN_CALLER,
+        )
 
 
 class GenerateRoutes:

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.core.caller import UNKNOWN_CALLER
+from shmserve.core.scheduling.sequence_names import sequence_owner
 from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
@@ -117,7 +119,15 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            request.id, fitting.names, parameters, fitting.places, on_wait, caller_number=number
+            request.id,
+            fitting.names,
+            parameters,
+            fitting.places,
+            on_wait,
+            caller_number=number,
+            sequence_owner=sequence_owner(caller_of(environ), settings.shared_sequences)
+            if "sequence_id" in parameters
+            else UNKNOWN_CALLER,
         )
 
     def traceparent(self) -> str:
