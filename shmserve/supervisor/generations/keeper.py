@@ -65,7 +65,7 @@ _PASSED = {
     *_ENDING,
     *(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU),
 }
-_HEARD = {*_PASSED, signal.SIGCHLD}
+_HEARD = {*_PASSED, signal.SIGCHLD, signal.SIGALRM}
 _MANAGED = ("NOTIFY_SOCKET", "LISTEN_PID")  # variables of service managers
 _PIPE_BYTES = 4096
 _BEAT_BYTES = 8  # at the beginning of a lock file (`transport.processes.FileLock`)
@@ -81,7 +81,8 @@ def main() -> int:
     setproctitle(title)
     # An ignored SIGCHLD is inherited, and then the kernel reaps before a status can be read.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Blocked signals wait for `sigtimedwait`; the kernel drops others of pid 1 without a handler.
+    # Blocked signals wait for `sigwait`; the kernel drops others of pid 1 without a handler.
+    # `sigtimedwait` returns no true signal if a stop of this process outlasts the limit.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     managed = not os.environ.keys().isdisjoint(_MANAGED)
     started_again_at: float | None = None
@@ -138,13 +139,17 @@ def _become(command: list[str], keeper: int, writing: int, mask: set[int]) -> No
 
 
 def _say(text: str) -> None:
-    """Write a line to stderr, or give up: nobody may read stderr, and the keeper must end."""
+    """Write a line to stderr, or give up: nobody may read stderr, and the keeper must go on."""
+    ticks = signal.setitimer(signal.ITIMER_REAL, 0.0)
     signal.signal(signal.SIGALRM, _give_up)
+    with contextlib.suppress(OSError):  # a tick is pending
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     with contextlib.suppress(OSError):
         signal.setitimer(signal.ITIMER_REAL, _SAY_S, _ALARM_S)
         os.write(2, f"shmserve: {text}\n".encode())
     with contextlib.suppress(OSError):
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, *ticks)
 
 
 def _give_up(*_: object) -> None:
@@ -254,15 +259,16 @@ class _SignOfLife:
 
 def _keep(masters: _Masters, pipe_fd: int, life: _SignOfLife) -> None:
     """Follow the generations until no master is left. `pipe_fd` does not block."""
+    signal.setitimer(signal.ITIMER_REAL, life.look_s, life.look_s)
     while masters.pids:
-        heard = signal.sigtimedwait(_HEARD, life.look_s)
+        number = signal.sigwait(_HEARD)
         for pid in _newer(pipe_fd):
             masters.told(pid)
-        if heard is None or heard.si_signo == signal.SIGCHLD:
-            for pid, code in _reap().items():
-                masters.ended(pid, code)
-        else:
-            masters.signal(heard.si_signo)
+        if number in _PASSED:
+            masters.signal(number)
+            continue
+        for pid, code in _reap().items():
+            masters.ended(pid, code)
         if life.missing() and masters.serving in masters.pids:
             _say("the main process gives no sign of life: killing it")
             _send(masters.serving, signal.SIGKILL)
@@ -315,21 +321,21 @@ def _end_descendants(masters: _Masters) -> bool:
     to end. The end of pid 1 would kill other processes half-way. Return False if processes had to
     be killed."""
     killing, deadline = False, time.monotonic() + _LAST_S
+    signal.setitimer(signal.ITIMER_REAL, _KILL_EVERY_S, _KILL_EVERY_S)
     while _reap_last():
-        remaining_s = deadline - time.monotonic()
+        number = signal.sigwait({signal.SIGCHLD, signal.SIGALRM, *_ENDING})
+        if number in _ENDING:
+            masters.ending.append(number)
+        late = time.monotonic() > deadline
+        if killing and late:  # stuck in the kernel
+            break
+        if not killing and (late or number in _ENDING):
+            killing, deadline = True, time.monotonic() + _LAST_S
         if killing:
-            if remaining_s <= 0:  # stuck in the kernel
-                break
             for name in os.listdir("/proc"):  # orphans of killed processes become children, too
                 if name.isdigit() and _parent(int(name)) == os.getpid():
                     _send(int(name), signal.SIGKILL)
-            remaining_s = _KILL_EVERY_S
-        heard = signal.sigtimedwait({signal.SIGCHLD, *_ENDING}, max(0.0, remaining_s))
-        number = heard.si_signo if heard is not None else 0
-        if number in _ENDING:
-            masters.ending.append(number)
-        if not killing and number != signal.SIGCHLD:
-            killing, deadline = True, time.monotonic() + _LAST_S
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     return not killing
 
 

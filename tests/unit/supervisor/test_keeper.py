@@ -322,6 +322,21 @@ def test_a_master_that_gives_no_sign_of_life_is_killed(tmp_path: Path) -> None:
         assert keeper.asked(signal.SIGHUP) == "new SIGHUP"
 
 
+def test_a_keeper_that_is_stopped_for_longer_than_a_look_goes_on() -> None:
+    script = "serve('first', lambda name: os._exit(3) if name == 'SIGINT' else None)"
+    with kept(script, limit_s=0.4) as keeper:
+        keeper.master()
+        for _ in range(3):
+            os.kill(keeper.pid, signal.SIGSTOP)
+            time.sleep(0.2)
+            os.kill(keeper.pid, signal.SIGCONT)
+            assert keeper.asked(signal.SIGHUP) == "first SIGHUP"
+        keeper.process.send_signal(signal.SIGSTOP)
+        keeper.process.send_signal(signal.SIGINT)
+        assert keeper.asked(signal.SIGCONT) == "first SIGINT"
+        assert keeper.process.wait() == 3
+
+
 def test_a_new_master_goes_on_if_the_one_before_is_killed() -> None:
     script = """
 serve('first', lambda name: hand_over(second, serves=False) if name == 'SIGUSR2' else None)
