@@ -93,7 +93,7 @@ UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
 .PHONY: install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
-	chaos reload-drill restart-drill balance-drill cluster-drill soak rounds scale clean
+	chaos reload-drill fault-matrix restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -200,6 +200,9 @@ chaos: $(DEV_DEPS)  ## CHAOS_SECONDS of load, while all kinds of things befall e
 
 reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
 	$(BIN)/python -m tests.crash.reload --cycles 500
+
+fault-matrix: $(DEV_DEPS)  ## every fault of every process in every stage, and the costs; FAULT_MATRIX="--only REGEX --results FILE"
+	$(BIN)/python -m tests.crash.matrix $(FAULT_MATRIX)
 
 restart-drill: $(DEV_DEPS)  ## 10 restarts and 10 reloads under load, as systemd would do them, looking for lost requests
 	$(BIN)/python -m tests.crash.restart --restarts 10 --reloads 10

@@ -70,6 +70,12 @@ class Settings(TelemetrySettings, frozen=True):
         """Return whether traces or metrics are exported to an OpenTelemetry collector."""
         return self.trace_mode == "opentelemetry" or self.otlp_metrics_interval_s > 0
 
+    @property
+    def master_silence_s(self) -> float:
+        """Return the longest silence, in seconds, of a healthy gunicorn master, which is silent
+        while it stops workers."""
+        return self.watchdog_s + self.drain_timeout_s
+
     def flags(self) -> dict[str, bool]:
         """Return flags of extensions with their first values, by the settings' full names."""
         return {

@@ -67,6 +67,7 @@ _PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier servic
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
 _SMALLEST_BYTES = 1 << 20  # of the limit on the size of files
+_BEAT_S = 1.0
 SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
 # Variables for the master only: by these, another process would take the master's sockets or
 # report in the master's name.
@@ -118,6 +119,7 @@ def beat() -> None:
         if not awaited.held:
             with contextlib.suppress(OSError):  # tolerated, as in `rundir.lock_state`
                 awaited.acquire()
+    handover.watch(config.base_dir(_state.settings), _state.handover_watch)
     # read before `serves`, which a handover grants before it ends
     given_up = any(map(handover.given_up, _state.report))
     if serves(_state.settings):
@@ -389,7 +391,7 @@ def end(settings: Settings) -> None:
             continue
         pid, pidfd = holder
         send_signal(pidfd, signal.SIGTERM)
-        if not has_ended(pidfd, limit):
+        if not _await_end(_state.lock, pidfd, limit):
             about = log_fields(pid=pid)
             _log.error("the %s did not end within %g s, killing it", role, limit, extra=about)
             send_signal(pidfd, signal.SIGKILL)
@@ -405,6 +407,17 @@ def end(settings: Settings) -> None:
             rundir.drop_generation(base, os.path.basename(run_dir))
     if failure:
         sys.exit(f"shmserve: {failure}")
+
+
+def _await_end(lock: FileLock, pidfd: int, limit_s: float) -> bool:
+    """Wait for the end of a process, and give the master's signs of life meanwhile. Return False
+    if the process has not ended within `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not has_ended(pidfd, min(_BEAT_S, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            return False
+        lock.beat()
+    return True
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:

@@ -16,6 +16,7 @@ from shmserve import config
 from shmserve.config import Settings
 from shmserve.observe import last_words
 from shmserve.supervisor.generations import activation, keeper
+from shmserve.supervisor.generations.generation_processes import StoppedWatch
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.processes import FileLock, end_with_parent, pidfd_open
 
@@ -31,6 +32,7 @@ class MasterState:
     keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: no keeper
     keeper_pid: int = 0  # 0: gunicorn was started directly
     tied: bool = False  # whether the kernel ends the master with the keeper
+    handover_watch = StoppedWatch()
     stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
     passed: bool = False  # systemd or a predecessor has passed gunicorn's sockets
     bound: bool = False  # a predecessor has bound gunicorn's sockets

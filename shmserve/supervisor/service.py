@@ -150,9 +150,7 @@ class Supervisor:
             finish_s,
         )
         self._coordinator = CoordinatorProcess(run_dir, commands.coordinator, master_fd)
-        self._life = LifeWatch(
-            run_dir, settings.watchdog_s, settings.watchdog_s + settings.drain_timeout_s
-        )
+        self._life = LifeWatch(run_dir, settings.watchdog_s, settings.master_silence_s)
         self._looked_at = 0.0
         self._touched_at = time.monotonic()
         self._part: list[wire.Instance] = []

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
+from shmserve.transport.processes import stat_of
 
 _LISTENS = "0A"  # the state LISTEN in /proc/net/tcp
 _PROBE_S = 1.0
@@ -201,8 +202,9 @@ def tcp_holders(port: int) -> Iterator[Holder]:
 
 
 def _holder(pid: int) -> Holder:
-    name = _name(pid)
-    return Holder(pid, name, name.startswith(_OURS) and not _name(_parent(pid)).startswith(_OURS))
+    name, found = _name(pid), stat_of(pid)
+    parent = _name(found.parent) if found is not None else ""
+    return Holder(pid, name, name.startswith(_OURS) and not parent.startswith(_OURS))
 
 
 def _name(pid: int) -> str:
@@ -212,14 +214,6 @@ def _name(pid: int) -> str:
             return file.read().strip()
     except OSError:
         return "?"
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _listening(port: int) -> set[str]:

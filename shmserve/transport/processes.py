@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from math import inf
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,23 @@ def pidfd_open(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+
+
+class Stat(NamedTuple):
+    """State of a process, such as ``T`` (stopped by a signal), and the pid of its parent."""
+
+    state: str
+    parent: int
+
+
+def stat_of(pid: int) -> Stat | None:
+    """Return state and parent of a process; None if no process has the pid."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            state, parent, *_ = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return Stat(state, int(parent))
 
 
 def raise_fd_limit() -> None:

@@ -6,7 +6,6 @@ A disturbance is a context manager: it lasts as long as the caller stays in the 
 import contextlib
 import os
 import random
-import signal
 import socket
 import struct
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.frontends.http2 import PREFACE
+from tests.crash.faults import Fault, killed, stopped
 from tests.crash.reload import changed
 from tests.integration.lane_client import Program, floats, request
 from tests.running_server import RunningServer, binary_request
@@ -49,36 +49,16 @@ class Scene:
 Disturbance = Callable[[Scene], contextlib.AbstractContextManager[object]]
 
 
-def _killing(role: str) -> Disturbance:
-    @contextlib.contextmanager
-    def kill(scene: Scene) -> Iterator[None]:
-        pids = scene.server.pids(role)
-        if pids:  # else the last process of the role is not back yet
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(scene.rng.choice(pids), signal.SIGKILL)
-        yield
+def _befalling(role: str, fault: Fault) -> Disturbance:
+    """Return a fault of one process of a role, drawn anew each time."""
 
-    return kill
-
-
-def _stopping(role: str) -> Disturbance:
-    @contextlib.contextmanager
-    def stop(scene: Scene) -> Iterator[None]:
+    def befall(scene: Scene) -> contextlib.AbstractContextManager[object]:
         server = scene.server
         pids = server.pids(role) if role != "master" else [server.master.pid]
-        pid = scene.rng.choice(pids) if pids else 0
-        # a watchdog may replace the process meanwhile
-        with contextlib.suppress(ProcessLookupError):
-            if pid:
-                os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                if pid:
-                    os.kill(pid, signal.SIGCONT)
+        # without pids, the last process of the role is not back yet
+        return fault(scene.rng.choice(pids)) if pids else contextlib.nullcontext()
 
-    return stop
+    return befall
 
 
 @contextlib.contextmanager
@@ -211,9 +191,9 @@ def reloading(scene: Scene) -> Iterator[None]:
         scene.server.control("unload", "other")
 
 
-KILLS: dict[str, Disturbance] = {f"kill {role}": _killing(role) for role in ROLES}
+KILLS: dict[str, Disturbance] = {f"kill {role}": _befalling(role, killed) for role in ROLES}
 OTHERS: dict[str, Disturbance] = {
-    **{f"stop {role}": _stopping(role) for role in (*ROLES, "master")},
+    **{f"stop {role}": _befalling(role, stopped) for role in (*ROLES, "master")},
     "full /dev/shm": full_shm,
     "full state": full_state,
     "clock jump": clock_jump,

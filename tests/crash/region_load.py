@@ -39,7 +39,7 @@ class RegionClient(LoadClient):
         except (OSError, http.client.HTTPException) as ex:
             self.close()
             return self.closed("region closed", ex)
-        if status == 400 and "region" in told["error"]:
+        if status in (400, 404) and "region" in told["error"]:
             return self._not_known(told["error"])
         if status != 200:
             return self.failed("region ", status, told["error"])

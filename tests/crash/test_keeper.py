@@ -115,9 +115,27 @@ def test_nothing_outlives_a_keeper_that_is_killed() -> None:
         wait_until(lambda: not server.processes(), f"still there: {server.processes()}")
 
 
-def test_a_killed_master_is_the_status_of_the_service_once_all_have_ended() -> None:
+def test_a_service_whose_master_is_killed_is_back_once_and_then_ends_with_the_status() -> None:
     with Server(kept=True, grpc_processes=0, **SETTINGS) as server:
         assert server.master is not None
-        (master,) = server.pids("master")
-        os.kill(master, signal.SIGKILL)
+        (first,) = server.pids("master")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.pids("master") not in ([], [first]), "no other master")
+        server.wait_ready()
+        server.wait_linked()
+        assert len(server.pids("supervisor")) == 1
+        os.kill(server.pids("master")[0], signal.SIGKILL)
         assert server.master.wait(WATCHDOG_S) == 128 + signal.SIGKILL
+
+
+def test_a_master_that_is_stopped_is_replaced() -> None:
+    """HTTP workers that die while the master is stopped stay away until then."""
+    limits = {"watchdog_s": 1, "drain_timeout_s": 2}
+    with Server(kept=True, grpc_processes=0, **SETTINGS | limits) as server:
+        (first,) = server.pids("master")
+        os.kill(first, signal.SIGSTOP)
+        os.kill(server.pids("http worker")[0], signal.SIGKILL)
+        wait_until(lambda: server.pids("master") not in ([], [first]), "no other master")
+        server.wait_ready()
+        assert "the main process gives no sign of life" in server.log()
+        assert server.stop() == 0

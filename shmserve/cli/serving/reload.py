@@ -1,6 +1,7 @@
 """Command ``shmserve reload``: has a running service replace its processes (setting `reload`)."""
 
 import argparse
+import os
 import signal
 import time
 
@@ -12,7 +13,8 @@ from shmserve.transport.processes import has_ended, send_signal
 from shmserve.transport.rundir import ReloadTerms
 
 _LOOK_S = 0.05
-_BEGIN_S = 10.0  # seconds for the master to fork
+_BEGIN_S = 8.0  # seconds for the master to fork
+_NOBODY = "-"  # generation of an outcome whose generation is unknown
 _BEYOND_LOAD_S = 90.0  # seconds of a handover beyond the loading of models
 
 
@@ -52,7 +54,7 @@ def _terms(settings: Settings, base: str) -> ReloadTerms:
 def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
     """Request a handover, wait for the end, and return the outcome."""
     lock = rundir.lock(base, "handover")
-    before = rundir.handed_over(base)
+    before, served = rundir.handed_over(base), rundir.serving(base)
     send_signal(master, signal.SIGUSR2)
     begun = time.monotonic()
     seen = False
@@ -62,12 +64,23 @@ def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
         if outcome != before:
             return outcome
         seen = seen or working
-        if (seen and not working) or (not seen and time.monotonic() > begun + _BEGIN_S):
-            break
-        if has_ended(master):
+        if seen and not working:
+            return _without_a_word(base, served)
+        if not seen and has_ended(master):
             raise Unavailable("the server has ended")
+        if not seen and time.monotonic() > begun + _BEGIN_S:
+            raise Unavailable("the handover did not begin: the server's main process hangs")
         time.sleep(_LOOK_S)
-    raise Unavailable("the handover did not begin, or ended without a result; see the log")
+    raise Unavailable("the handover does not end; the log says more")
+
+
+def _without_a_word(base: str, served: str) -> str:
+    """Return the outcome of a handover whose process was killed: only its last step, which lets
+    the new generation serve, changes anything."""
+    serving = rundir.serving(base)
+    if serving == served:
+        return f"{_NOBODY} failed: the process of the handover was killed"
+    return f"{os.path.basename(serving)} {rundir.SERVES}"
 
 
 def _await_earlier(terms: ReloadTerms, base: str) -> None:

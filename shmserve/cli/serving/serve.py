@@ -39,8 +39,10 @@ def main(arguments: argparse.Namespace) -> NoReturn:
     # otherwise a handover within a keeper starts the next master
     if keeper.VARIABLE not in os.environ:
         adopt_orphans()  # lasts beyond the exec; the keeper itself imports no ctypes
-        title = f"shmserve: keeper ({config.base_dir(settings)})"
-        words = [sys.executable, "-m", "shmserve.supervisor.generations.keeper", title, *words]
+        run_dir = config.base_dir(settings)
+        given = [f"shmserve: keeper ({run_dir})", run_dir, str(settings.master_silence_s)]
+        given.append(shlex.join(_called()))
+        words = [sys.executable, "-m", "shmserve.supervisor.generations.keeper", *given, *words]
     os.execv(words[0], words)
 
 

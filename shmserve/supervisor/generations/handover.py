@@ -24,11 +24,17 @@ processes). So each generation has its own locks, epoch, registry, pool and sock
 
 Before the link is set, nothing of the old generation has changed, so the new generation may die of
 anything. If the handover process dies, the new generation ends unless it serves already. The new
-generation also ends if the old one stops. The generation that serves removes the files of HTTP's
-Unix sockets when it stops (`launch.stopping`).
+generation also ends if the old one is told to stop. If the old master is killed instead, and a
+keeper holds the service, the new generation goes on, and serves as soon as its models are loaded.
+The generation that serves removes the files of HTTP's Unix sockets when it stops
+(`launch.stopping`).
+
+Nothing may keep a reload waiting: processes of the new generation that are stopped are killed after
+`STOPPED_S` (`generation_processes`), and so is a stopped handover, by the old master (`watch`).
+Other processes then replace what was killed, or the reload fails. Its outcome is told before the
+files and processes of the failed generation are removed.
 """
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -47,14 +53,19 @@ from shmserve import config
 from shmserve.config import COMMAND_VARIABLE, GENERATION_VARIABLE, Settings
 from shmserve.log_fields import log_fields
 from shmserve.supervisor.generations import activation, keeper
+from shmserve.supervisor.generations.generation_processes import (
+    GenerationProcesses,
+    StoppedWatch,
+)
 from shmserve.transport import rundir
 from shmserve.transport.notify import Notifier
-from shmserve.transport.processes import describe_status, has_ended, pidfd_open, send_signal
+from shmserve.transport.processes import describe_status, pidfd_open, send_signal
 
 _log = logging.getLogger(__name__)
 
 _BEYOND_LOAD_S = 60.0  # for the start of a generation, beyond the loading of models
 _EXTEND_EVERY_S = 20.0
+_LOOK_S = 1.0
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 _END_S = 10.0  # for processes to end after SIGTERM
 _NO_KEEPER = (
@@ -92,6 +103,14 @@ def given_up(report: int) -> bool:
     return bool(poll.poll(0))
 
 
+def watch(base: str, stopped: StoppedWatch) -> None:
+    """Kill a handover that is stopped, from a master. Called at each of the master's signs of
+    life."""
+    if (holder := rundir.lock(base, "handover").holder_pidfd()) is not None:
+        stopped.look(dict([holder]))
+        os.close(holder[1])
+
+
 def run(old: Old) -> NoReturn:
     """Hand over, in a fork of the master. Does not return."""
     status = 1
@@ -125,7 +144,10 @@ def _hand_over(old: Old) -> bool:
     pidfd = pidfd_open(pid)
     assert pidfd is not None
     _log.info("reload begun", extra=log_fields(generation=generation, pid=pid))
-    report = _await(reading, pidfd, old, notifier)
+    processes = GenerationProcesses(os.path.join(base, generation), pid)
+    report = "the service ends"
+    if _tell_keeper(old, pid):
+        report = _await(reading, pidfd, old, notifier, processes)
     if report == rundir.SERVES:
         report = _let_serve(old, base, generation, pid)
     if report == rundir.SERVES:
@@ -133,12 +155,11 @@ def _hand_over(old: Old) -> bool:
             notifier.send(f"MAINPID={pid}")
         _log.info("reload done", extra=log_fields(generation=generation))
         rundir.hand_over(base, f"{generation} {rundir.SERVES}")
-        send_signal(old.master_fd, signal.SIGTERM)
-        # This process's lock keeps another reload waiting until the old master has ended
-        has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
+        _end_old(old, base)
         return True
-    _end(base, generation, pid, pidfd)
-    return _refuse(base, generation, report, notifier)
+    _refuse(base, generation, report, notifier)
+    _end(base, generation, pid, pidfd, processes)
+    return False
 
 
 def _refuse(base: str, generation: str, reason: str, notifier: Notifier) -> bool:
@@ -150,26 +171,25 @@ def _refuse(base: str, generation: str, reason: str, notifier: Notifier) -> bool
 
 
 def _let_serve(old: Old, base: str, generation: str, pid: int) -> str:
-    """Let the new generation serve. Return `SERVES`, or the reason for a failure.
-
-    The keeper is told of the new master before and after. If this process ends in between, the new
-    master ends by itself, and the keeper still has the old master.
-    """
+    """Let the new generation serve, and tell the keeper. Return `SERVES`, or the reason for a
+    failure."""
     try:
-        _tell_keeper(old, pid)
         rundir.serve(base, generation)
-    except BrokenPipeError:
-        return "the service ends"
     except OSError as ex:
         return f"run_dir: {ex.strerror}"
-    with contextlib.suppress(BrokenPipeError):  # the new master notices the keeper's end as well
-        _tell_keeper(old, pid)
+    _tell_keeper(old, pid)  # the new master notices the keeper's end as well
     return rundir.SERVES
 
 
-def _tell_keeper(old: Old, pid: int) -> None:
-    if old.keeper_fd >= 0:
-        os.write(old.keeper_fd, f"{pid}\n".encode())
+def _tell_keeper(old: Old, pid: int) -> bool:
+    """Tell the keeper, if there is one, of a new master or, the second time, that this master
+    serves. Return False if the keeper has ended."""
+    try:
+        if old.keeper_fd >= 0:
+            os.write(old.keeper_fd, f"{pid}\n".encode())
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _start(old: Old, generation: str, report: int) -> int:
@@ -195,18 +215,27 @@ def _start(old: Old, generation: str, report: int) -> int:
         os._exit(1)
 
 
-def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
+def _await(
+    reading: int, pidfd: int, old: Old, notifier: Notifier, processes: GenerationProcesses
+) -> str:
     """Wait for the new generation's report. Return the report, or the reason why none has come."""
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
+    extended_at = -_EXTEND_EVERY_S
     poll = select.poll()
     for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
         poll.register(fd, select.POLLIN)
-    while time.monotonic() < deadline:
-        notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
-        ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
-        if ready & {old.master_fd, old.stopping_fd}:
+    while (now := time.monotonic()) < deadline:
+        if now - extended_at >= _EXTEND_EVERY_S:
+            extended_at = now
+            notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
+        processes.look()
+        ready = {fd for fd, _ in poll.poll(_LOOK_S * 1000)}
+        if old.stopping_fd in ready or (old.master_fd in ready and old.keeper_fd < 0):
             return "the service ends"
+        if old.master_fd in ready:
+            _log.error("the master was killed during a reload: the new generation goes on")
+            poll.unregister(old.master_fd)
         report = os.read(reading, activation.REPORT_BYTES) if reading in ready else b""
         if report:
             return " ".join(report.decode(errors="replace").split())
@@ -215,20 +244,30 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
 
-def _end(base: str, generation: str, pid: int, pidfd: int) -> None:
+def _end_old(old: Old, base: str) -> None:
+    """End the old generation. This process's lock keeps another reload waiting meanwhile."""
+    run_dir = config.run_dir(old.settings)
+    processes = GenerationProcesses(run_dir, rundir.lock(run_dir, "master").holder())
+    processes.look()
+    send_signal(old.master_fd, signal.SIGTERM)
+    if not processes.await_end(3 * old.settings.drain_timeout_s + _END_S):
+        _log.error("the generation before does not end, killing it")
+        processes.kill()
+        processes.await_end(_END_S)
+    if run_dir != base:
+        rundir.drop_generation(base, os.path.basename(run_dir))
+
+
+def _end(base: str, generation: str, pid: int, pidfd: int, processes: GenerationProcesses) -> None:
     """End a generation that did not come to serve, and remove all its files."""
+    processes.look()
     send_signal(pidfd, signal.SIGTERM)
-    if not has_ended(pidfd, _END_S):
-        send_signal(pidfd, signal.SIGKILL)
-        has_ended(pidfd, _END_S)
+    if not processes.await_end(_END_S):
+        processes.kill()
+        processes.await_end(_END_S)
     # Not reaped here: the keeper, which may know the pid, reaps it once this process has ended
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     status = ended and (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
     how = describe_status(status)
     _log.info("the new generation's master has ended: %s", how)
-    run_dir = os.path.join(base, generation)
-    for role in ("supervisor", "coordinator"):
-        holder = rundir.lock(run_dir, role).holder_pidfd() if os.path.isdir(run_dir) else None
-        if holder is not None:
-            has_ended(holder[1], _END_S)
     rundir.drop_generation(base, generation)

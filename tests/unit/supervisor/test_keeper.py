@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +15,21 @@ import pytest
 
 from tests.running_server import wait_until
 
-# As `shmserve serve` starts the keeper, with a socket as systemd passes sockets.
+# As `shmserve serve` starts the keeper. If MANAGED, a socket is passed, as systemd does.
 START = '''
 import os, sys
 from shmserve.transport.processes import adopt_orphans
 adopt_orphans()
-os.environ["LISTEN_PID"] = str(os.getpid())
+if os.environ["MANAGED"]:
+    os.environ["LISTEN_PID"] = str(os.getpid())
 keeper = """
 from shmserve.supervisor.generations import keeper
 keeper._LAST_S = float(keeper.sys.argv.pop(1))
 keeper.sys.exit(keeper.main())
 """
-words = ["-c", keeper, sys.argv[2], "shmserve: keeper (x)", sys.executable, "-c", sys.argv[1]]
+script, last_s, run_dir, limit_s, again = sys.argv[1:]
+words = ["-c", keeper, last_s, "shmserve: keeper (x)", run_dir, limit_s, again]
+words += [sys.executable, "-c", script]
 os.execv(sys.executable, [sys.executable, *words])
 '''
 # A master tells each signal, and `hand_over` is the handover's part.
@@ -38,7 +43,7 @@ def serve(name, heard):
         heard(signal.Signals(number).name)
     for number in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "TTIN", "TTOU"):
         signal.signal(getattr(signal, "SIG" + number), told)
-    print(name, os.getpid(), os.environ["LISTEN_PID"] == str(os.getpid()), flush=True)
+    print(name, os.getpid(), os.environ.get("LISTEN_PID") == str(os.getpid()), flush=True)
     while True:
         signal.pause()
 def hand_over(successor, serves=True):
@@ -61,12 +66,13 @@ def second():
 
 
 class Kept:
-    """A keeper and its first master, a program in Python."""
+    """A keeper and its first master, a program in Python; `more`: further words for START."""
 
-    def __init__(self, script: str, last_s: float) -> None:
+    def __init__(self, script: str, *more: str, managed: bool = True) -> None:
         with socket.create_server(("127.0.0.1", 0)) as passed:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", START, MASTER + script, str(last_s)],
+                [sys.executable, "-c", START, MASTER + script, *more],
+                env={**os.environ, "MANAGED": "yes" if managed else ""},
                 pass_fds=[passed.fileno()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -92,9 +98,18 @@ class Kept:
 
 
 @contextlib.contextmanager
-def kept(script: str, last_s: float = 600.0) -> Iterator[Kept]:
-    """`last_s`: how long the keeper awaits descendants after the last master."""
-    made = Kept(script, last_s)
+def kept(
+    script: str,
+    last_s: float = 600.0,
+    run_dir: Path = Path("/nowhere"),
+    limit_s: float = 600.0,
+    again: str = "",
+    managed: bool = True,
+) -> Iterator[Kept]:
+    """`last_s`: how long the keeper awaits descendants after the last master. `again`: the program
+    that the keeper starts after a kill."""
+    words = shlex.join([sys.executable, "-c", MASTER + again])
+    made = Kept(script, str(last_s), str(run_dir), str(limit_s), words, managed=managed)
     try:
         yield made
     finally:
@@ -224,24 +239,27 @@ def test_a_stop_before_the_master_hears_it_is_clean(number: signal.Signals) -> N
         assert keeper.process.wait() == 128 + number, "by somebody else"
 
 
-def test_a_second_signal_to_end_ends_the_wait_for_descendants() -> None:
-    script = """
+STUBBORN = """
 waits, told = os.pipe()
 if not os.fork():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("orphan", os.getpid(), flush=True)
     os.write(told, b"x")
+    if not os.fork():
+        os.setsid()
     signal.pause()
 os.read(waits, 1)
-serve("first", lambda name: os._exit(3))
 """
-    with kept(script) as keeper:
+
+
+def test_a_second_signal_to_end_ends_what_is_left_at_once() -> None:
+    with kept(STUBBORN + "serve('first', lambda name: os._exit(3))") as keeper:
         orphan, _ = keeper.master(), keeper.master()
         assert keeper.asked(signal.SIGTERM) == "first SIGTERM"
         wait_until(lambda: keeper.children() == [orphan], "the master is not reaped")
         keeper.process.send_signal(signal.SIGTERM)
         assert keeper.process.wait(60) == 3
-        os.kill(orphan, signal.SIGKILL)
+        assert not Path(f"/proc/{orphan}").exists()
 
 
 def test_a_master_that_leaves_for_the_background_is_an_error() -> None:
@@ -254,12 +272,106 @@ serve("daemon", print)
         daemon = keeper.master()
         assert keeper.says().startswith("shmserve: the main process ended, and what it had")
         assert keeper.process.wait() == 1
-        os.kill(daemon, signal.SIGKILL)
+        assert not Path(f"/proc/{daemon}").exists()
+
+
+def test_a_service_whose_master_was_killed_is_started_again_but_not_twice_a_minute() -> None:
+    first = STUBBORN + "serve('first', print)"
+    with kept(first, 0.2, again="serve('again', print)", managed=False) as keeper:
+        orphan, master = keeper.master(), keeper.master()
+        os.kill(orphan, signal.SIGSTOP)
+        os.kill(master, signal.SIGKILL)
+        assert "(signal 9): starting the service again" in keeper.says()
+        master = keeper.master()
+        assert keeper.children() == [master]
+        assert keeper.asked(signal.SIGHUP) == "again SIGHUP"
+        os.kill(master, signal.SIGSEGV)
+        assert keeper.process.wait() == 128 + signal.SIGSEGV
+
+
+@pytest.mark.parametrize("ends", ["exit(3)", "kill(os.getpid(), 15)"])
+def test_a_master_that_ends_by_itself_is_not_started_again(ends: str) -> None:
+    with kept(f"os.{'_' * ends.startswith('exit')}{ends}", managed=False) as keeper:
+        assert keeper.process.wait() in (3, 128 + signal.SIGTERM)
+
+
+SILENT = """
+import sys, time
+def beats(count):
+    for number in range(1, count + 1):
+        with open(sys.argv[1] + "/master.lock", "wb") as file:
+            file.write(number.to_bytes(8))
+        time.sleep(0.05)
+    serve("silent", print)
+"""
+
+
+def test_a_master_that_gives_no_sign_of_life_is_killed(tmp_path: Path) -> None:
+    """The generation that serves is judged, and a master that has never given a sign is not."""
+    (tmp_path / "g5").mkdir()
+    (tmp_path / "serving").symlink_to("g5")
+    script = SILENT.replace("sys.argv[1]", repr(str(tmp_path / "g5")))
+    with kept(script + "beats(20)", run_dir=tmp_path, limit_s=0.4) as keeper:
+        keeper.master()
+        assert keeper.says() == "shmserve: the main process gives no sign of life: killing it"
+        assert keeper.process.wait() == 128 + signal.SIGKILL
+    (tmp_path / "g5" / "master.lock").write_bytes(bytes(8))
+    with kept("serve('new', print)", run_dir=tmp_path, limit_s=0.1) as keeper:
+        keeper.master()
+        time.sleep(1.0)
+        assert keeper.asked(signal.SIGHUP) == "new SIGHUP"
+
+
+def test_a_keeper_that_is_stopped_for_longer_than_a_look_goes_on() -> None:
+    script = "serve('first', lambda name: os._exit(3) if name == 'SIGINT' else None)"
+    with kept(script, limit_s=0.4) as keeper:
+        keeper.master()
+        for _ in range(3):
+            os.kill(keeper.pid, signal.SIGSTOP)
+            time.sleep(0.2)
+            os.kill(keeper.pid, signal.SIGCONT)
+            assert keeper.asked(signal.SIGHUP) == "first SIGHUP"
+        keeper.process.send_signal(signal.SIGSTOP)
+        keeper.process.send_signal(signal.SIGINT)
+        assert keeper.asked(signal.SIGCONT) == "first SIGINT"
+        assert keeper.process.wait() == 3
+
+
+def test_a_new_master_goes_on_if_the_one_before_is_killed() -> None:
+    script = """
+serve('first', lambda name: hand_over(second, serves=False) if name == 'SIGUSR2' else None)
+"""
+    with kept(script, managed=False) as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGUSR2) == "first SIGUSR2"
+        second = keeper.master()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: keeper.children() == [second], "the first is not reaped")
+        assert keeper.asked(signal.SIGHUP) == "second SIGHUP"
+        assert keeper.asked(signal.SIGTERM) == "second SIGTERM"
+        assert keeper.process.wait() == 7
+
+
+def test_a_service_is_started_again_if_the_new_master_does_not_come_to_serve() -> None:
+    script = """
+def loads():
+    serve('second', lambda name: os._exit(0))
+serve('first', lambda name: hand_over(loads, serves=False) if name == 'SIGUSR2' else None)
+"""
+    with kept(script, again="serve('again', print)", managed=False) as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGUSR2) == "first SIGUSR2"
+        second = keeper.master()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: keeper.children() == [second], "the first is not reaped")
+        os.kill(second, signal.SIGTERM)
+        assert keeper.says() == "second SIGTERM"
+        assert "starting the service again" in keeper.says()
+        keeper.master()
 
 
 def test_a_keeper_whose_words_nobody_reads_ends() -> None:
-    """The master fills the keeper's stderr, and ends before its child, which awaits the
-    keeper's end."""
+    """The master fills the keeper's stderr, and ends before its child, which the keeper kills."""
     script = """
 os.set_blocking(2, False)
 if os.fork():
@@ -271,9 +383,7 @@ if os.fork():
             pass
     os.set_blocking(2, True)
     os._exit(0)
-awaited = select.poll()
-awaited.register(keeper, 0)
-awaited.poll()
+signal.pause()
 """
     with kept(script, last_s=0.5) as keeper:
         assert keeper.process.wait(60) == 1
