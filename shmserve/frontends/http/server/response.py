@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import time
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from falcon import Response
 from gunicorn.http.message import TOKEN_RE
@@ -24,7 +24,6 @@ _OURS = {"server", "date"}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CACHE_SIZE = 1024
 _CACHED_CHARACTERS = 200
-_CACHED_BYTES = 1024
 
 
 class BufferBody:
@@ -76,30 +75,12 @@ class ByteSink(Protocol):
     def lasting(self) -> bool: ...
 
 
-class HeadBlock(NamedTuple):
-    """The lines of a head that depend on status and fields alone.
-
-    Attributes:
-        omits: whether responses of this status have no body.
-        length: value of Content-Length, if given.
-        closes: whether the application has asked to close the connection.
-    """
-
-    omits: bool
-    lines: bytes
-    length: int | None
-    closes: bool
-
-
 class FramingError(Exception):
     """The length of the application's body differs from its Content-Length."""
 
 
-Fields = tuple[tuple[str, str], ...]
-
 _lines: dict[tuple[str, str], tuple[int, bytes]] = {}
 _statuses: dict[str, tuple[int, bytes]] = {}
-_blocks: dict[tuple[str, Fields], HeadBlock] = {}
 _date: tuple[int, bytes] = (0, b"")
 
 
@@ -134,26 +115,6 @@ def _status_line(status: str) -> tuple[int, bytes]:
         _statuses.clear()
     _statuses[status] = line
     return line
-
-
-def _block(status: str, fields: Fields) -> HeadBlock:
-    code, line = _statuses.get(status) or _status_line(status)
-    length, closes, parts = None, False, [line]
-    for pair in fields:
-        kind, line = _lines.get(pair) or _line(*pair)
-        if kind == _LENGTH and code >= 200 and code != 204:
-            length = int(pair[1])
-            parts.append(line)
-        elif kind == _CLOSE:
-            closes = True
-        elif kind == _ORDINARY:
-            parts.append(line)
-    block = HeadBlock(code in (204, 304) or code < 200, b"".join(parts), length, closes)
-    if len(block.lines) <= _CACHED_BYTES:
-        if len(_blocks) >= _CACHE_SIZE:
-            _blocks.clear()
-        _blocks[status, fields] = block
-    return block
 
 
 def _date_line(now: int) -> bytes:
@@ -272,13 +233,22 @@ class HttpResponse:
         """Return the encoded head. `total`: bytes of the body; None if unknown."""
         if not self.status:
             raise AssertionError("the application returned without calling start_response")
-        status, fields = self.status, tuple(self.headers)
-        block = _blocks.get((status, fields)) or _block(status, fields)
-        self._omit = block.omits or self.method == "HEAD"
-        self._length = block.length
+        code, line = _statuses.get(self.status) or _status_line(self.status)
+        self._omit = code in (204, 304) or code < 200 or self.method == "HEAD"
         now = int(time())
         second, date = _date
-        parts = [block.lines, date if second == now else _date_line(now)]
+        parts = [line, date if second == now else _date_line(now)]
+        for pair in self.headers:
+            kind, line = _lines.get(pair) or _line(*pair)
+            if kind == _LENGTH:
+                if code == 204 or code < 200:
+                    continue
+                self._length = int(pair[1])
+            elif kind:
+                if kind == _CLOSE:
+                    self.keep_alive = False
+                continue
+            parts.append(line)
         # Framing of the body, and whether the connection stays open
         if self._length is None and not self._omit:
             if total is not None:
@@ -289,7 +259,7 @@ class HttpResponse:
                 parts.append(b"Transfer-Encoding: chunked\r\n")
             else:
                 self.keep_alive = False
-        self.keep_alive = self.keep_alive and not block.closes and self._sink.lasting()
+        self.keep_alive = self.keep_alive and self._sink.lasting()
         if not self.keep_alive:
             parts.append(b"Connection: close\r\n")
         elif self.version < (1, 1):

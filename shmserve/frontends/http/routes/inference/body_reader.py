@@ -7,7 +7,6 @@ the part being filled, so a decompression bomb meets a limit first.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +17,6 @@ from shmserve.frontends.http.routes.inference.body_heap import JSON_COST, BodyHe
 from shmserve.frontends.inflating import STEP_BYTES, inflated
 
 MAX_SMALL_BODY_BYTES = 64 << 10  # limit for requests without tensors or files
-_PARSED = 64  # values of each header field that are kept with their numbers
 _COPY = 1 << 20  # bytes per read where `readinto` cannot be used
 
 Environ = dict[str, Any]
@@ -196,7 +194,9 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
     else:
         length = 0  # a request without length and chunks has no body, as with `curl -X POST`
         if text:
-            length = _content_length(text)
+            if not (text.isdecimal() and text.isascii()) or len(text) > 19:
+                raise InvalidArgument(f"Content-Length must be a number, got {text[:64]}")
+            length = int(text)
             if length > limits.max_request_bytes:
                 raise TooLarge(
                     f"the request body of {length} bytes is larger than"
@@ -223,31 +223,19 @@ def header_length(environ: Environ, reader: BodyReader) -> int | None:
     text: str | None = environ.get("HTTP_INFERENCE_HEADER_CONTENT_LENGTH")
     if text is None:
         return None
-    value, total = _json_length(text), reader.remaining
-    if value < 0 or (total is not None and value > total):
-        given = text.strip()[:64]
-        raise InvalidArgument(
-            f"inference header size should be in range (0, {total}), got: {given}"
-            if total is not None
-            else f"inference header size should not be negative, got: {given}"
-        )
-    return value
-
-
-@lru_cache(_PARSED)
-def _json_length(text: str) -> int:
     digits = text.strip()
     if not (digits.removeprefix("-").isdecimal() and digits.isascii()):
         # A field sent twice is joined with a comma, and so is refused here.
         raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text[:64]}")
-    return int(digits) if len(digits) < 20 else -1
-
-
-@lru_cache(_PARSED)
-def _content_length(text: str) -> int:
-    if not (text.isdecimal() and text.isascii()) or len(text) > 19:
-        raise InvalidArgument(f"Content-Length must be a number, got {text[:64]}")
-    return int(text)
+    value = int(digits) if len(digits) < 20 else -1
+    total = reader.remaining
+    if value < 0 or (total is not None and value > total):
+        raise InvalidArgument(
+            f"inference header size should be in range (0, {total}), got: {digits[:64]}"
+            if total is not None
+            else f"inference header size should not be negative, got: {digits[:64]}"
+        )
+    return value
 
 
 def _bounded(stream: Any, length: int) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from shmserve.config import Settings
-from shmserve.dispatch.outcome import Outcome, OutputTensor
+from shmserve.dispatch.outcome import Outcome
 from shmserve.dispatch.receipt import Receipt
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -109,18 +109,15 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> _Result:
     """
     signature, request = inference.signature, inference.source.request
     spec = signature.spec
-    given: dict[str, OutputTensor] = {}
-    for tensor in outcome.outputs:
-        given[tensor.name] = tensor
+    given = {tensor.name: tensor for tensor in outcome.outputs}
     outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
     total = copied = 0
     for requested in inference.source.wanted:
-        name = requested.name
-        if name not in given:
+        tensor = given.get(requested.name)
+        if tensor is None:
             continue
-        tensor = given[name]
-        datatype, shape = tensor.datatype, tensor.shape
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         if requested.region is not None:  # the output is in the region already
             outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
