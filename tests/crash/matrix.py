@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shmserve.transport import rundir
 from shmserve.transport.processes import stat_of
@@ -165,9 +166,10 @@ class Rig:
     def starting(self) -> RunningServer:
         """Return a service that has just begun to start."""
         assert self.server is None
-        limits = {"watchdog_s": 3, "drain_timeout_s": 3, "reload": "handover"}
-        more = {"http_workers": 2, "pool_bytes": 256 << 20, **only("echo,pair,slow")}
-        self.server = RunningServer(self.models, kept=True, **limits, **more)
+        settings: dict[str, Any] = only("echo,pair,slow")
+        settings |= {"watchdog_s": 3, "drain_timeout_s": 3, "reload": "handover"}
+        settings |= {"http_workers": 2, "pool_bytes": 256 << 20}
+        self.server = RunningServer(self.models, kept=True, **settings)
         self.server.start(wait_ready=False)
         return self.server
 

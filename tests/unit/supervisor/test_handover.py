@@ -128,7 +128,7 @@ def test_a_generation_ends_with_every_process_that_was_ever_seen(tmp_path: Path)
     assert not processes.await_end(0.0), "the child has lost its parent, and lives"
     processes.kill()
     assert processes.await_end(60)
-    assert stat_of(child) is None or stat_of(child).state == "Z"  # type: ignore[union-attr]
+    assert stat_of(child) is None or stat_of(child).state == "Z"
 
 
 def test_a_handover_that_is_stopped_is_killed_by_a_master(
@@ -146,7 +146,7 @@ def test_a_handover_that_is_stopped_is_killed_by_a_master(
     handover.watch(str(tmp_path), StoppedWatch())
     assert holder.poll() is None
     holder.send_signal(signal.SIGSTOP)
-    while stat_of(holder.pid).state != "T":  # type: ignore[union-attr]
+    while stat_of(holder.pid).state != "T":
         time.sleep(0.01)
     handover.watch(str(tmp_path), StoppedWatch())
     assert holder.wait(60) == -signal.SIGKILL
