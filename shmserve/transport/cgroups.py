@@ -11,7 +11,7 @@ _MEMBERSHIP = "/proc/self/cgroup"
 
 
 def memory_limit(root: str = _ROOT, membership: str = _MEMBERSHIP) -> int | None:
-    """Return the lowest memory limit, in bytes, or None if there is none."""
+    """Return the lowest memory limit, in bytes, or None without a limit."""
     texts = _texts("memory", "memory.max", "memory.limit_in_bytes", root, membership)
     limits = [int(text) for text in texts if text.isdigit()]
     # cgroup v1 writes a huge number for none

@@ -35,7 +35,7 @@ _SHARE = 100  # a hundredth of the time may be spent on looks that are not free
 _SAVED_NS = 4_000_000  # limit of the account
 _QUICK_NS = 1_000_000
 _ACTIVE = 4  # quick waits in a row, after which looks are free
-_REWARD = 4  # looks that pay for one in vain
+_REWARD = 4  # looks that pay for a look in vain
 _AWAY_NS = 200_000  # an absence without an event at its end: other programs need the processor
 _LONG_AWAY_NS = 1_000_000  # the same of an absence with an event at its end
 _PAUSE_NS = 5_000_000
@@ -49,7 +49,7 @@ give_way: Callable[[], object] = (
 
 Poll = Callable[..., Any]
 
-_turn = threading.Lock()  # held by the thread that looks
+_turn = threading.Lock()  # held by the looking thread
 _budget_ns: int | None = None  # the longest look
 
 

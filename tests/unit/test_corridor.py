@@ -17,10 +17,12 @@ CEILINGS = {
     # a peer or client has sent is decoded where nothing but one error can come of it (1, 4, 3)
     # 33, 98, 131, and since then: a connection waits on its worker's loop, where others go on
     # meanwhile, and not in the kernel (2, 8, 12)
-    "http": {"files": 34, "moves": 99, "calls": 128},
+    # 34, 99, 128, and since then: a wait may begin with a look (1, 3, 3)
+    "http": {"files": 35, "moves": 102, "calls": 131},
     # 34, 112, 161 with the `grpcio` library, whose own work is not counted. The default engine is
     # ours: HTTP/2's frames and windows are, the loop's turns, and what is received into slots
-    "grpc": {"files": 45, "moves": 172, "calls": 239},
+    # 45, 172, 239, and since then: a wait may begin with a look (1, 3, 3)
+    "grpc": {"files": 46, "moves": 175, "calls": 242},
 }
 
 
