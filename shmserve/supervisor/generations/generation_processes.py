@@ -76,6 +76,10 @@ class GenerationProcesses:
             parents = {pid: parent for pid, parent in parents.items() if pid not in found}
         self._stopped.look(self._pidfds)
 
+    def any_stopped(self) -> bool:
+        """Return whether a signal has stopped a process. A look later kills such a process."""
+        return any((stat := stat_of(pid)) and stat.state == _STOPPED for pid in self._pidfds)
+
     def await_end(self, limit_s: float) -> bool:
         """Wait for the end of all processes at most `limit_s`. Return False if one is left."""
         deadline = time.monotonic() + limit_s

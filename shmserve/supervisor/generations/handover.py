@@ -222,6 +222,7 @@ def _await(
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
     extended_at = -_EXTEND_EVERY_S
+    serves = False
     poll = select.poll()
     for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
         poll.register(fd, select.POLLIN)
@@ -238,8 +239,14 @@ def _await(
             poll.unregister(old.master_fd)
         report = os.read(reading, activation.REPORT_BYTES) if reading in ready else b""
         if report:
-            return " ".join(report.decode(errors="replace").split())
-        if pidfd in ready or reading in ready:
+            text = " ".join(report.decode(errors="replace").split())
+            if text != rundir.SERVES:
+                return text
+            serves = True
+            poll.unregister(reading)
+        if serves and pidfd not in ready and not processes.any_stopped():
+            return rundir.SERVES
+        if pidfd in ready or (reading in ready and not serves):
             return "its master ended before it served; the log says more"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
