@@ -230,7 +230,7 @@ def _await(
         if now - extended_at >= _EXTEND_EVERY_S:
             extended_at = now
             notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
-        processes.look()
+        stopped = processes.look()
         ready = {fd for fd, _ in poll.poll(_LOOK_S * 1000)}
         if old.stopping_fd in ready or (old.master_fd in ready and old.keeper_fd < 0):
             return "the service ends"
@@ -244,7 +244,7 @@ def _await(
                 return text
             serves = True
             poll.unregister(reading)
-        if serves and pidfd not in ready and not processes.any_stopped():
+        if serves and pidfd not in ready and not stopped:
             return rundir.SERVES
         if pidfd in ready or (reading in ready and not serves):
             return "its master ended before it served; the log says more"
