@@ -60,8 +60,8 @@ class GenerationProcesses:
         self._stopped = StoppedWatch()
         self._add(() if master is None else (master,))
 
-    def look(self) -> None:
-        """Find new processes, and kill stopped processes."""
+    def look(self) -> bool:
+        """Find new processes, and kill stopped processes. Return whether a process was stopped."""
         supervisor = rundir.lock(self._run_dir, "supervisor").holder()
         self._add(() if supervisor is None else (supervisor,))
         parents = {
@@ -74,7 +74,10 @@ class GenerationProcesses:
         while found := {p for p in parents.keys() - self._pidfds if parents[p] in self._pidfds}:
             self._add(found)
             parents = {pid: parent for pid, parent in parents.items() if pid not in found}
+        stats = map(stat_of, self._pidfds)
+        any_stopped = any(stat is not None and stat.state == _STOPPED for stat in stats)
         self._stopped.look(self._pidfds)
+        return any_stopped
 
     def await_end(self, limit_s: float) -> bool:
         """Wait for the end of all processes at most `limit_s`. Return False if one is left."""

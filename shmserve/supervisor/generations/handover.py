@@ -222,6 +222,7 @@ def _await(
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
     extended_at = -_EXTEND_EVERY_S
+    serves = False
     poll = select.poll()
     for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
         poll.register(fd, select.POLLIN)
@@ -229,7 +230,7 @@ def _await(
         if now - extended_at >= _EXTEND_EVERY_S:
             extended_at = now
             notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
-        processes.look()
+        stopped = processes.look()
         ready = {fd for fd, _ in poll.poll(_LOOK_S * 1000)}
         if old.stopping_fd in ready or (old.master_fd in ready and old.keeper_fd < 0):
             return "the service ends"
@@ -238,8 +239,14 @@ def _await(
             poll.unregister(old.master_fd)
         report = os.read(reading, activation.REPORT_BYTES) if reading in ready else b""
         if report:
-            return " ".join(report.decode(errors="replace").split())
-        if pidfd in ready or reading in ready:
+            text = " ".join(report.decode(errors="replace").split())
+            if text != rundir.SERVES:
+                return text
+            serves = True
+            poll.unregister(reading)
+        if serves and pidfd not in ready and not stopped:
+            return rundir.SERVES
+        if pidfd in ready or (reading in ready and not serves):
             return "its master ended before it served; the log says more"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 

@@ -95,7 +95,8 @@ def test_a_stopped_process_of_the_new_generation_is_killed(
 ) -> None:
     """A descendant, which another process would replace; here the master ends with it."""
     monkeypatch.setattr(generation_processes, "STOPPED_S", 0.0)
-    (reading, _), never = pipe(), os.eventfd(0)
+    (reading, writing), never = pipe(), os.eventfd(0)
+    os.write(writing, rundir.SERVES.encode())  # no generation with a stopped process may serve
     script = "import subprocess; subprocess.run(['sleep', '600'])"
     master = subprocess.Popen([sys.executable, "-c", script])
     processes = GenerationProcesses(str(tmp_path), master.pid)
@@ -104,6 +105,8 @@ def test_a_stopped_process_of_the_new_generation_is_killed(
     while not (children := children_of(master.pid)):
         time.sleep(0.01)
     os.kill(children[0], signal.SIGSTOP)
+    while stat_of(children[0]).state != "T":
+        time.sleep(0.01)
     said = awaited(reading, pidfd, old(never, never), processes)
     assert said == "its master ended before it served; the log says more"
     assert master.wait() == 0
