@@ -28,7 +28,7 @@ def test_files_of_a_coming_request_outlive_a_jump_of_the_clock(tmp_path):
     )
     control = ModelControl(settings, reconciler, jobs, Mock(), Mock(), Mock())
     control.remote = Mock()
-    kept = {}
+    kept: dict[str, int] = {}
     for now in range(0, 300, 5):
         control.turn(float(now))
         kept |= {name: now for name in names if name not in removed}
