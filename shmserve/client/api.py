@@ -65,7 +65,7 @@ def connect(
         require_shared_memory: fail, now and in every call, rather than go without shared memory.
         look_us: longest time, in microseconds, to poll for a lane's answer before the calling
             thread sleeps, if the last answer came as soon; 0: never. Holds for all clients of the
-            process. Default: as `auto` of the server's setting.
+            process: the first one counts. Default: as `auto` of the server's setting.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
@@ -73,7 +73,7 @@ def connect(
         ValueError: `url` has neither form.
     """
     transport = Transport(url, timeout)
-    looking.permit("auto" if look_us is None else look_us, anew=look_us is not None)
+    looking.permit("auto" if look_us is None else look_us)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:

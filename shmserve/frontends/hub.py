@@ -154,8 +154,9 @@ class Hub:
             fresh.clear()
             timeout_s, awaited = 0.0 if soon else wake_at - now, self._peers_awaited
             # With several answers under way, looks would take each alone: more turns.
-            alone = awaited < 2
-            for fd, events in look(timeout_s, awaited) if alone else poll(timeout_s, _MAX_EVENTS):
+            looks = awaited < 2
+            found = look(timeout_s, awaited) if looks else poll(timeout_s, _MAX_EVENTS)
+            for fd, events in found:
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)

@@ -13,7 +13,8 @@ processor from a thread that could run. So:
 - A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is
   away for long, other programs need the time. Then looks are left out for 5 ms, and for twice as
   long each time, up to 2 s.
-- Each process has at most one looking thread, and none while several requests are under way.
+- Each process has at most one looking thread, and frontends and executors have none while several
+  requests are under way.
 - A process whose CPU quota (cgroup) was exhausted within the last second does not look.
 
 So an idle process does not look, and a thread with pauses between requests looks for 1 % of the
@@ -53,12 +54,11 @@ _turn = threading.Lock()  # held by the looking thread
 _budget_ns: int | None = None  # the longest look
 
 
-def permit(setting: Literal["auto"] | int, anew: bool = True) -> None:
+def permit(setting: Literal["auto"] | int) -> None:
     """Let waits of this process begin with looks of so many microseconds at most, 0 for no looks.
-    `auto`: of `DEFAULT_US`, or none with fewer than two processors. `anew`: False leaves what was
-    permitted before."""
+    `auto`: of `DEFAULT_US`, or none with fewer than two processors. The first call counts."""
     global _budget_ns
-    if _budget_ns is None or anew:
+    if _budget_ns is None:
         if setting == "auto":
             setting = DEFAULT_US if cgroups.processors() >= 2 else 0
         _budget_ns = 1000 * setting

@@ -18,6 +18,7 @@ from shmserve.repository import folder_reader
 from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import extras, listen_addresses
+from shmserve.transport.processes import raise_file_limit
 from shmserve.transport.trust import key_file, tls
 
 
@@ -112,6 +113,7 @@ def _finding(settings: Settings, name: str) -> str:
 
 def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
     """Print the finding on the memory pool. Return True if the service would never be ready."""
+    raise_file_limit()  # as the service does
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     instances = sum(len(instances) for _, instances in desired.versions)
     processes = settings.http_workers + settings.grpc_processes + instances

@@ -76,7 +76,7 @@ class CallAccess:
         if key is None or action not in key.scopes:
             self.access.check(action, self.caller(context))
         elif action != "use":
-            _log.info("key %s: %s", key.name, action)
+            _log.info(f"key {key.name}: %s", action)  # a kind of line for each key
 
 
 def _field_of(context: RpcContext) -> Callable[[str], str | None]:

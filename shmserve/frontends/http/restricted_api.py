@@ -75,7 +75,8 @@ class Guard:
             return  # health probes have no key
         self._access.check(action, caller_of(req.env))
         if key is not None and action != "use":
-            log.info("key %s: %s %s", key.name, req.method, req.uri_template or "")
+            # The name is in the text, so that lines of one key leave no room for fewer of another.
+            log.info(f"key {key.name}: %s %s", req.method, req.uri_template or "")
 
     def _holder(self, req: falcon.Request) -> Key | None:
         """Return the request's valid key, if any. Remove the key's field from the environ, so that

@@ -61,7 +61,10 @@ class GenerationProcesses:
         self._add(() if master is None else (master,))
 
     def look(self) -> bool:
-        """Find new processes, and kill stopped processes. Return whether a process was stopped."""
+        """Forget ended processes, find new processes, and kill stopped processes. Return whether a
+        process was stopped."""
+        for pid in [pid for pid, pidfd in self._pidfds.items() if has_ended(pidfd)]:
+            os.close(self._pidfds.pop(pid))
         supervisor = rundir.lock(self._run_dir, "supervisor").holder()
         self._add(() if supervisor is None else (supervisor,))
         parents = {
@@ -84,8 +87,6 @@ class GenerationProcesses:
         deadline = time.monotonic() + limit_s
         while True:
             self.look()
-            for pid in [pid for pid, pidfd in self._pidfds.items() if has_ended(pidfd)]:
-                os.close(self._pidfds.pop(pid))
             remaining_s = deadline - time.monotonic()
             if not self._pidfds or remaining_s <= 0:
                 return not self._pidfds

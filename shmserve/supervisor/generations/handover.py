@@ -107,8 +107,9 @@ def watch(base: str, stopped: StoppedWatch) -> None:
     """Kill a handover that is stopped, from a master. Called at each of the master's signs of
     life."""
     if (holder := rundir.lock(base, "handover").holder_pidfd()) is not None:
-        stopped.look(dict([holder]))
-        os.close(holder[1])
+        pid, pidfd = holder
+        stopped.look({pid: pidfd})
+        os.close(pidfd)
 
 
 def run(old: Old) -> NoReturn:

@@ -86,11 +86,12 @@ def main() -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     managed = not os.environ.keys().isdisjoint(_MANAGED)
     started_again_at: float | None = None
+    others = _children()  # of the program that became the keeper, such as a shell
     while True:
         masters, reading = _start(command, mask)
         _keep(masters, reading, _SignOfLife(run_dir, float(limit_s)))
         os.close(reading)
-        none_left = _end_descendants(masters)
+        none_left = _end_descendants(masters, others)
         now = time.monotonic()
         lately = started_again_at is not None and now - started_again_at < _AGAIN_S
         if managed or lately or not masters.was_killed:
@@ -186,6 +187,12 @@ class _Masters:
         self._superseded: set[int] = set()
 
     @property
+    def must_beat(self) -> bool:
+        """Return whether the serving master must give signs of life: it serves, and is not told to
+        end, which takes `drain_timeout_s`."""
+        return self.serving in self.pids and self.serving in self._served and not self.ending
+
+    @property
     def was_killed(self) -> bool:
         """Return whether the service has ended because its master was killed."""
         return self.status < 0 and -self.status not in _ENDING and not self.ending
@@ -215,8 +222,8 @@ class _Masters:
         if pid not in self.pids:
             return
         self.pids.remove(pid)
-        # The clean end of a new master that never came to serve says nothing of the service.
-        if (pid in self._served or code) and pid not in self._superseded:
+        # The end of a new master that never came to serve says nothing, unless it was told to end.
+        if (pid in self._served or self.ending) and pid not in self._superseded:
             # A master dies of SIGTERM itself while gunicorn is still imported: a clean stop, too.
             self.status = 0 if -code in self.ending else code
         if pid == self.serving and self.pids and self.pids[-1] not in self._superseded:
@@ -269,7 +276,7 @@ def _keep(masters: _Masters, pipe_fd: int, life: _SignOfLife) -> None:
             continue
         for pid, code in _reap().items():
             masters.ended(pid, code)
-        if life.missing() and masters.serving in masters.pids:
+        if life.missing() and masters.must_beat:
             _say("the main process gives no sign of life: killing it")
             _send(masters.serving, signal.SIGKILL)
 
@@ -316,13 +323,13 @@ def _reap() -> dict[int, int]:
     return codes
 
 
-def _end_descendants(masters: _Masters) -> bool:
+def _end_descendants(masters: _Masters, others: set[int]) -> bool:
     """Let the rest of the service end, and kill what is left after `_LAST_S`, or when a signal says
-    to end. The end of pid 1 would kill other processes half-way. Return False if processes had to
-    be killed."""
+    to end; leave `others` alone. The end of pid 1 would kill other processes half-way. Return False
+    if processes had to be killed."""
     killing, deadline = False, time.monotonic() + _LAST_S
     signal.setitimer(signal.ITIMER_REAL, _KILL_EVERY_S, _KILL_EVERY_S)
-    while _reap_last():
+    while _left(others):
         number = signal.sigwait({signal.SIGCHLD, signal.SIGALRM, *_ENDING})
         if number in _ENDING:
             masters.ending.append(number)
@@ -332,21 +339,22 @@ def _end_descendants(masters: _Masters) -> bool:
         if not killing and (late or number in _ENDING):
             killing, deadline = True, time.monotonic() + _LAST_S
         if killing:
-            for name in os.listdir("/proc"):  # orphans of killed processes become children, too
-                if name.isdigit() and _parent(int(name)) == os.getpid():
-                    _send(int(name), signal.SIGKILL)
+            for pid in _left(others):  # orphans of killed processes become children, too
+                _send(pid, signal.SIGKILL)
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     return not killing
 
 
-def _reap_last() -> bool:
-    """Reap children that have ended. Return whether others are left."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return False
-    return True
+def _left(others: set[int]) -> set[int]:
+    """Reap children that have ended. Return those that are left, without `others`."""
+    _reap()
+    return _children() - others
+
+
+def _children() -> set[int]:
+    """Return the pids of all children, adopted or not."""
+    own = os.getpid()
+    return {int(n) for n in os.listdir("/proc") if n.isdigit() and _parent(int(n)) == own}
 
 
 if __name__ == "__main__":

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from shmserve.supervisor.generations.keeper import _Masters
 from tests.running_server import wait_until
 
 # As `shmserve serve` starts the keeper. If MANAGED, a socket is passed, as systemd does.
 START = '''
-import os, sys
+import os, subprocess, sys
 from shmserve.transport.processes import adopt_orphans
 adopt_orphans()
+if sidecar := os.environ.get("SIDECAR"):
+    subprocess.Popen([sys.executable, "-c", sidecar])
 if os.environ["MANAGED"]:
     os.environ["LISTEN_PID"] = str(os.getpid())
 keeper = """
@@ -287,6 +290,34 @@ def test_a_service_whose_master_was_killed_is_started_again_but_not_twice_a_minu
         assert keeper.asked(signal.SIGHUP) == "again SIGHUP"
         os.kill(master, signal.SIGSEGV)
         assert keeper.process.wait() == 128 + signal.SIGSEGV
+
+
+def test_a_child_of_the_program_before_the_keeper_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of `sidecar & exec shmserve serve` in a shell."""
+    code = "import os, time; print('sidecar', os.getpid(), flush=True); time.sleep(60)"
+    monkeypatch.setenv("SIDECAR", code)
+    with kept("serve('first', print)", 0.2, again="serve('again', print)", managed=False) as keeper:
+        lines = sorted((keeper.says(), keeper.says()))
+        master, sidecar = (int(line.split()[1]) for line in lines)
+        os.kill(master, signal.SIGKILL)
+        assert "starting the service again" in keeper.says()
+        keeper.master()
+        assert Path(f"/proc/{sidecar}").exists()
+        keeper.process.terminate()
+        os.kill(sidecar, signal.SIGTERM)
+
+
+def test_a_new_master_that_has_never_served_is_neither_judged_nor_counted() -> None:
+    masters = _Masters(10)
+    assert masters.must_beat
+    masters.pids.append(11)  # as `told`
+    masters.ended(10, -signal.SIGKILL)
+    assert masters.serving == 11
+    assert not masters.must_beat
+    masters.ended(11, 1)
+    assert masters.was_killed
 
 
 @pytest.mark.parametrize("ends", ["exit(3)", "kill(os.getpid(), 15)"])
