@@ -75,7 +75,7 @@ class Guard:
             return  # health probes have no key
         self._access.check(action, caller_of(req.env))
         if key is not None and action != "use":
-            # The name is in the text, so that lines of one key leave no room for fewer of another.
+            # a kind of line for each key (`observe.line_limit`)
             log.info(f"key {key.name}: %s %s", req.method, req.uri_template or "")
 
     def _holder(self, req: falcon.Request) -> Key | None:
