@@ -21,8 +21,8 @@ CEILINGS = {
     "http": {"files": 35, "moves": 102, "calls": 131},
     # 34, 112, 161 with the `grpcio` library, whose own work is not counted. The default engine is
     # ours: HTTP/2's frames and windows are, the loop's turns, and what is received into slots
-    # 45, 172, 239, and since then: a wait may begin with a look (1, 3, 3)
-    "grpc": {"files": 46, "moves": 175, "calls": 242},
+    # 45, 174, 242, and since then: a wait may begin with a look (1, 3, 3)
+    "grpc": {"files": 46, "moves": 177, "calls": 245},
 }
 
 

@@ -130,8 +130,8 @@ class Admission:
             )
         turn.place.uses += 1
         counts[1] += 1
-        if self._active < self._running_limit and self._may_run(turn, counts):
-            self._start(turn, counts)
+        if self._active < self._running_limit and self._may_run(turn):
+            self._start(turn)
             return True
         lines = self._waiting.setdefault(turn.place.caller, {})
         lines.setdefault(turn.line, deque()).append(turn)
@@ -148,20 +148,22 @@ class Admission:
             next_turn = self._next()
             if next_turn is None:
                 break
-            self._start(next_turn, self._subjects[next_turn.subject])
+            self._start(next_turn)
             following.append(next_turn)
         return following
 
-    def _start(self, turn: CallTurn, counts: list[int]) -> None:
+    def _start(self, turn: CallTurn) -> None:
         self._active += 1
         self._running[turn.place.caller] += 1
-        counts[0] += 1
+        self._subjects[turn.subject][0] += 1
 
-    def _may_run(self, turn: CallTurn, counts: list[int]) -> bool:
-        """Return True if neither the turn's caller nor its subject, which has these `counts`, has
-        reached its share."""
+    def _may_run(self, turn: CallTurn) -> bool:
+        """Return True if neither the turn's caller nor its subject has reached its share."""
         running = self._running.get(turn.place.caller, 0)
-        return running < self._caller_running and counts[0] < self._subject_running
+        return (
+            running < self._caller_running
+            and self._subjects[turn.subject][0] < self._subject_running
+        )
 
     def _forget_subject(self, subject: bytes, running: int) -> None:
         counts = self._subjects[subject]
@@ -175,7 +177,7 @@ class Admission:
         the back."""
         for caller, lines in self._waiting.items():
             for name, line in lines.items():
-                if self._may_run(line[0], self._subjects[line[0].subject]):
+                if self._may_run(line[0]):
                     turn = line.popleft()
                     del lines[name]
                     if line:

@@ -36,13 +36,12 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.requested = False
-        self._event: waiting.LoopEvent | None = None
-        waiter = installed.waiter
-        if waiter is not None:
-            self._event = waiter.event()
-            return
         self._lock = threading.Lock()  # keeps `cancel` from writing to a closed fd
         self._fd = -1
+        self._event: waiting.LoopEvent | None = None
+        if installed.waiter is not None:
+            self._event = installed.waiter.event()
+            return
         try:
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as ex:
@@ -50,12 +49,11 @@ class Cancellation:
 
     def cancel(self) -> None:
         """Wake the waiting call. Idempotent, and harmless after the end of the call."""
-        self.requested = True
-        if self._event is not None:
-            self._event.set()
-            return
         with self._lock:
-            if self._fd >= 0:
+            self.requested = True
+            if self._event is not None:
+                self._event.set()
+            elif self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:

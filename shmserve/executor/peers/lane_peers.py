@@ -145,11 +145,13 @@ class LanePeers:
         once; each may be None. Raise ProtocolViolation if the message is unreadable, or not allowed
         now."""
         message: wire.ToLane = wire.decode_to_lane(data)
-        if isinstance(message, wire.LaneRequest):
-            return self._begin(lane, message)
+        if isinstance(message, wire.LaneCancel):
+            return (Cancel(message.number) if message.number in lane.waiting else None), None
         if isinstance(message, wire.LaneCredit):
             return self._credit(lane, message), None
-        return (Cancel(message.number) if message.number in lane.waiting else None), None
+        if message.number in lane.waiting or message.number in lane.owner.inline.calls:
+            raise ProtocolViolation("two requests of one number")
+        return self._begin(lane, message)
 
     def _credit(self, lane: Lane, message: wire.LaneCredit) -> Credit | None:
         call = lane.waiting.get(message.number)
@@ -162,9 +164,6 @@ class LanePeers:
 
     def _begin(self, lane: Lane, message: wire.LaneRequest) -> TakenIn:
         caller, decoupled = lane.caller, self._gate.spec.decoupled
-        # a waiting request has its inline tensors still
-        if message.number in lane.owner.inline.calls:
-            raise ProtocolViolation("two requests of one number")
         if decoupled and lane.leaving:  # the coming refusal would stop further credit
             reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
             return None, lane_gate.encoded(replace(reply, moved=True))
@@ -172,7 +171,7 @@ class LanePeers:
             if self._waiting.get(caller.uid, 0) >= self._limit:
                 settings = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
                 raise QueueFull(f"{self._limit} requests of this user wait already ({settings})")
-            if decoupled and lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
+            if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
                     f"credit: {message.credit} and that of this lane's other streams are more than"
                     f" {wire.READ_AHEAD}"

@@ -217,28 +217,15 @@ def response_parts(
     raw: Iterable[Part],
 ) -> list[Part]:
     """Return a ModelInferResponse in parts. The members of `raw` are among the parts, uncopied."""
-    head = _model_fields(model_name, model_version)
-    if id:
-        head += encode_field(0x1A, id.encode())
+    texts = ((0x0A, model_name), (0x12, model_version), (0x1A, id))
+    head = [encode_field(tag, text.encode()) for tag, text in texts if text]
     if parameters:
-        head += encode_parameters(0x22, parameters)
-    for output in outputs:
-        head += _output_field(*output)
-    parts: list[Part] = [head]
+        head.append(encode_parameters(0x22, parameters))
+    head += [_output_field(*output) for output in outputs]
+    parts: list[Part] = [b"".join(head)]
     for part in raw:
-        parts += (_raw_head(memoryview(part).nbytes), part)
+        parts += (b"\x32" + encode_varint(memoryview(part).nbytes), part)
     return parts
-
-
-@lru_cache(1024)
-def _model_fields(name: str, version: str) -> bytes:
-    texts = ((0x0A, name), (0x12, version))
-    return b"".join([encode_field(tag, text.encode()) for tag, text in texts if text])
-
-
-@lru_cache(1024)
-def _raw_head(nbytes: int) -> bytes:
-    return b"\x32" + encode_varint(nbytes)
 
 
 @lru_cache(1024)

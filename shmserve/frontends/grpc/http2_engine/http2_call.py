@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NoReturn, Protocol
@@ -126,8 +127,7 @@ class Http2Call:
         self.active = True
         self._callbacks: list[Callable[[], object]] = []
         self._inferences: set[InferenceCall] = set()
-        # of a stream, not yet taken by the rpc; few (`AHEAD`), and most calls have none
-        self._messages: list[GrpcMessage] = []
+        self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by the rpc
         self._sent_all = False  # by the client
         self._untaken = 0  # answers of a stream that the socket has not taken completely
         # of the three attributes above, or of `active`
@@ -231,7 +231,7 @@ class Http2Call:
                 raise Gone
             if not self._messages:
                 return
-            message = self._messages.pop(0)
+            message = self._messages.popleft()
             if self.withheld and len(self._messages) < AHEAD:
                 count, self.withheld = self.withheld, 0
                 self.owner.give_credit(self, count)

@@ -124,10 +124,7 @@ class InferMessage:
             forwarded = serving.access.forwarded_metadata(serving.forward, context)
             parameters = {**parameters, **forwarded}
         return RunOptions(
-            fitting.request.id,
-            fitting.names,
-            parameters,
-            fitting.places,
+            *(fitting.request.id, fitting.names, parameters, fitting.places),
             timeout_s=timeout_s,
             caller_number=context.caller_number,
             sequence_owner=sequence_owner(self._ask_caller(), serving.settings.shared_sequences)
