@@ -153,7 +153,10 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     by_model: dict[str, list[VersionRecord]] = {}
     for spec, instances in desired.versions:
         by_model.setdefault(spec.name, []).append(parts.sync.version(spec, instances, 1))
+    loaded = parts.reconciler.models.by_name.keys()  # by requests meanwhile
     for name, versions in by_model.items():
+        if name in loaded:
+            continue
         failures = ((*key.partition("/"), why) for key, why in desired.failures.items())
         failed = {
             version: why for model, slash, version, why in failures if slash and model == name

@@ -152,12 +152,6 @@ class ArenaMemory(Struct, eq=False):
         self._arena.seal_and_lease(slot)  # without the lock: no other thread knows the slot yet
         return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
 
-    def hand_over(self, slot: Slot) -> tuple[int, int]:
-        """End writing (I2), and add a lease for a reader that has the descriptor. Return the
-        lease: (slot, generation)."""
-        self._arena.seal_and_lease(slot)  # without the lock, as above
-        return slot.number, slot.generation
-
     def lease(self, slot: Slot) -> None:
         """Add a lease on the slot for another reader."""
         with self._lock:

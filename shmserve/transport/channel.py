@@ -141,18 +141,17 @@ class Channel:
         many descriptors.
         """
         flags = _FLAGS_NOW
-        if timeout_s != 0.0:
-            waiter = installed.waiter
-            if waiter is not None:
-                deadline = inf if timeout_s is None else time.monotonic() + timeout_s
-                if not (self.readiness or self.watch(waiter)).wait(deadline):
-                    return None
-            else:
-                flags = _FLAGS
-                if timeout_s != self._timeout_s:  # only when the timeout changes
-                    limit = _timeval(timeout_s or 0.0)
-                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-                    self._timeout_s = timeout_s
+        waiter = installed.waiter if timeout_s != 0.0 else None
+        if waiter is not None:
+            deadline = inf if timeout_s is None else time.monotonic() + timeout_s
+            if not (self.readiness or self.watch(waiter)).wait(deadline):
+                return None
+        elif timeout_s != 0.0:
+            flags = _FLAGS
+            if timeout_s != self._timeout_s:  # only when the timeout changes, not on every call
+                limit = _timeval(timeout_s or 0.0)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                self._timeout_s = timeout_s
         try:
             size, ancillary, got, _ = self._socket.recvmsg_into(
                 [self._view], ancillary_space, flags

@@ -56,7 +56,7 @@ class _Segment:
         self.number = number
         self.size = size
         self.buddy = Buddy(size, _MAX_ORDER) if shared else None
-        self.slots = 0  # slots with a block of the segment; unused in the first one
+        self.slots = 0  # slots in the segment that are not FREE
         self.freed_at = now
         self.view = view
 
@@ -111,8 +111,9 @@ class Arena:
             return NeedSegment(MAX_SHARED if shared else own_segment_size(nbytes), shared)
         slot.state = _reserved(slot.state)
         slot.nbytes = nbytes
-        view = self._segments[slot.segment].view
-        slot.view = view[slot.offset : slot.offset + nbytes]
+        segment = self._segments[slot.segment]
+        segment.slots += 1
+        slot.view = segment.view[slot.offset : slot.offset + nbytes]
         return slot
 
     def seal(self, slot: Slot) -> None:
@@ -137,13 +138,12 @@ class Arena:
         slot = self._slots[number]
         if generation != slot.generation or slot.state is not _LEASED:
             raise StaleDescriptor(f"release of generation {generation} of {slot!r}")
+        last = slot.leases == 1
+        slot.state = (_released_last if last else _released)(slot.state)
         slot.leases -= 1
-        if slot.leases:
-            slot.state = _released(slot.state)
-            return False
-        slot.state = _released_last(slot.state)
-        self._vacate(slot, now)
-        return True
+        if last:
+            self._vacate(slot, now)
+        return last
 
     def reclaim(self, slot: Slot, now: float) -> None:
         """Free a slot without readers (RESERVED or SEALED) for its owner."""
@@ -154,11 +154,11 @@ class Arena:
         slot.generation += 1  # I4: only grows
         slot.view = NO_BYTES
         segment = self._segments[slot.segment]
+        segment.slots -= 1
+        segment.freed_at = now
         if segment is self._first:
             self._ready[slot.order].append(slot)
             return
-        segment.slots -= 1
-        segment.freed_at = now
         if segment.buddy is not None:
             segment.buddy.free(slot.offset, slot.order)
         else:
@@ -199,7 +199,6 @@ class Arena:
         else:
             slot = Slot(len(self._slots))
             self._slots.append(slot)
-        segment.slots += 1
         slot.segment, slot.offset, slot.size = segment.number, offset, size
         slot.order = order
         return slot

@@ -23,7 +23,6 @@ from shmserve.dispatch.traced_request import BACKEND_OUTPUT
 from shmserve.errors import Cancelled, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import (
     Answer,
-    Copied,
     Descriptor,
     Execute,
     RegionRef,
@@ -34,7 +33,6 @@ from shmserve.protocol.control.data_messages import (
 _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # output bytes of a stream after which slots are given back
 _NO_ANSWER = Answer(0)
-_NOTHING_COPIED = Copied()
 _LEASED = SlotState.LEASED
 
 
@@ -189,16 +187,11 @@ class Call(CallScope):
             traceparent=account.traceparent if traced else "",
             sequence=named_sequence(parameters, options.sequence_owner) if parameters else None,
         )
-        self._attempt = attempt = Attempt(
-            plane.executors,
-            self.entry,
-            message,
-            self._timeout_s,
-            options,
-            self._cancellation,
+        self._attempt = Attempt(
+            *(plane.executors, self.entry, message, self._timeout_s, options, self._cancellation),
             self._deadline_ns,
         )
-        return attempt
+        return self._attempt
 
     def _inputs_in_slots(self) -> Iterator[OutputTensor]:
         views = (slot.view for slot in self._slots)
@@ -222,11 +215,10 @@ class Call(CallScope):
         receipt.executor, receipt.timing = self._pool.instance.name, timing
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
-        if copied != _NOTHING_COPIED:
-            receipt.copied_batch += copied.batch
-            receipt.copied_out += copied.out
-            receipt.copied_device += copied.device
-            receipt.copied_in += copied.inputs
+        receipt.copied_batch += copied.batch
+        receipt.copied_out += copied.out
+        receipt.copied_device += copied.device
+        receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
         error = error_of(answer) if answer.error_code else None

@@ -208,17 +208,15 @@ class Account(Struct):
 
     def close(self) -> None:
         """End the account: count the request unless counted already, and finish the trace."""
-        if self.closed:
-            return
-        trace, receipt = self.trace, self.receipt
+        trace = self.trace
         spans = trace is not None and trace.own is not None and bool(trace.failure)
-        if not (receipt.complete or spans):
+        if self.closed or not (self.receipt.complete or spans):
             return
         self.closed = True
-        if receipt.complete:
+        if self.receipt.complete:
             if not self.counted_ns:
                 self.answered()
-            more = receipt.copied_out - self.counted_copies
+            more = self.receipt.copied_out - self.counted_copies
             if more:  # copied by the last message of a stream
                 self.counting.copied_out(self.entry, more)
         if trace is not None:

@@ -53,16 +53,15 @@ class OutputCheck:
             if type(value) is not np.ndarray:
                 array = to_array(value, f"model '{self._model}': output '{name}'")
             kind = DATATYPES[spec.datatype]
-            if array.dtype != kind.numpy:
-                if from_numpy(array.dtype) is not kind:
-                    raise Internal(
-                        f"model '{self._model}': output '{name}' must have datatype {kind.name} "
-                        f"({kind.numpy}), got {array.dtype}"
-                    )
-                if array.dtype.kind in "SU":
-                    array = array.astype(object)
+            if array.dtype != kind.numpy and from_numpy(array.dtype) is not kind:
+                raise Internal(
+                    f"model '{self._model}': output '{name}' must have datatype {kind.name} "
+                    f"({kind.numpy}), got {array.dtype}"
+                )
             if array.shape != self._fitting.get(name):
                 self._check_shape(spec, array.shape)
+            if array.dtype.kind in "SU":
+                array = array.astype(object)
             outputs[name] = Output(name, spec.datatype, array)
         chosen: list[Output] = []
         for name in requested:

@@ -96,7 +96,7 @@ class BatchMember(runner.RunOutcome, eq=False):
             outputs.undo()
         elif outputs is not None:
             self.leases = outputs.lease()
-            self.segments = outputs.segments
+            self.segments = [slot.segment for slot in outputs.slots]
 
     def count(self, run: Timing, share: tuple[int, int] | None) -> None:
         """Complete the answer: duration, copied bytes, and inputs of which the model keeps views.

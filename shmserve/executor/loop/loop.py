@@ -161,7 +161,7 @@ class Loop:
                 if is_over:
                     return
             self._workspace.settle()
-            if now_ns >= self._tick_ns and self._tick() and turn.wait_ns is None:
+            if time.monotonic_ns() >= self._tick_ns and self._tick() and turn.wait_ns is None:
                 wait_s = wait_s and REST_S
 
     def _is_over(self) -> bool:
@@ -274,10 +274,7 @@ class Loop:
 
     def _serve(self, batch: Sequence[Requested], now_ns: int) -> None:
         """Have the model run a batch, and send the answers."""
-        running: dict[Key, bool] = {}
-        for connection, message in batch:
-            running[connection, message.request] = True
-        self._running = running
+        self._running = {(connection, message.request): True for connection, message in batch}
         if not (self._decoupled and self._streams.count_with(())):
             self._busy_since = now_ns
         self._publish()

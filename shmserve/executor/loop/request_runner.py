@@ -112,7 +112,8 @@ class RequestRunner:
                 timing.output,
                 timing.queue,
             )
-        return (RunOutcome(connection, message, answer, outputs.segments),)
+        segments = [slot.segment for slot in outputs.slots]
+        return (RunOutcome(connection, message, answer, segments),)
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer unchanged: a waiting request has not run."""
@@ -134,12 +135,12 @@ class RequestRunner:
             inferred_ns = time.monotonic_ns()
             if len(responses) != 1:
                 raise Internal(f"the model gave {len(responses)} responses to 1 request")
-            response = responses[0]
-            if response.error is None:
-                outputs.place(response)
-                result = _Result(inferred_ns, response.parameters)
+            error = responses[0].error
+            if error is None:
+                outputs.place(responses[0])
+                result = _Result(inferred_ns, responses[0].parameters)
             else:  # not raised: the traceback would keep this frame, and so the inputs
-                result = self._failed(response.error)
+                result = self._failed(error)
         except Shrunk as ex:
             self._workspace.regions.shrunk(ex)
             result = self._failed(ex)

@@ -189,7 +189,7 @@ class Stream:
             self.number, tuple(outputs.tensors), code, text, parameters, timing, copied,
             final=final, retained=retained,
         )  # fmt: skip
-        self._post(Posted(self, answer, outputs.segments, leases))
+        self._post(Posted(self, answer, [slot.segment for slot in outputs.slots], leases))
 
     def _end(self, request: ExecutorRequest) -> tuple[int, ...]:
         retained = request.retained(self.frontend)

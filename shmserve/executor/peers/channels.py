@@ -309,10 +309,10 @@ class Channels:
         ignored."""
         held = peer.frontend.held
         for lease in slots:
-            count = held.pop(lease, 0)
-            if count > 1:
-                held[lease] = count - 1
-            if count:
+            if lease in held:
+                held[lease] -= 1
+                if not held[lease]:
+                    del held[lease]
                 self._memory.release(*lease)
 
     # ---------------------------------------------------------------- output

@@ -58,7 +58,7 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
         for slot in self._shared:
             self._request.workspace.memory.lease(slot)
             leases.append((slot.number, slot.generation))
-            self.segments.append(slot.segment)
+        self.slots += self._shared
         return leases
 
     def undo(self) -> None:

@@ -149,7 +149,6 @@ class Outputs(Struct, eq=False):
         slots: this executor's slots with the outputs, except outputs that are aliases of inputs.
         copied: number of bytes copied by the processor.
         moved: number of bytes copied from a GPU; complete only after a wait for the device.
-        segments: segments of the leased slots.
     """
 
     _request: ExecutorRequest
@@ -157,7 +156,6 @@ class Outputs(Struct, eq=False):
     slots: list[Slot] = []
     copied: int = 0
     moved: int = 0
-    segments: list[int] = []
     _offers: list[Offer] = []  # slots of which a model may have kept an array
 
     def place(self, response: Response) -> None:
@@ -189,7 +187,7 @@ class Outputs(Struct, eq=False):
                 self.moved += places[name].moved
             elif output.datatype == "BYTES":
                 self._encode(output)
-            elif not on_host and is_on_device(output.array):
+            elif type(output.array) is not np.ndarray and is_on_device(output.array):
                 self._take_out(output)
             elif not (name in request.offers and self._is_in_offer(output)):
                 self._copy(output)
@@ -277,8 +275,8 @@ class Outputs(Struct, eq=False):
         """Seal the slots and lease them to a frontend. Return (slot, generation) of each."""
         leases: list[tuple[int, int]] = []
         for slot in self.slots:
-            leases.append(self._request.workspace.memory.hand_over(slot))
-            self.segments.append(slot.segment)
+            self._request.workspace.memory.seal_and_lease(slot)
+            leases.append((slot.number, slot.generation))
         for offer in self._offers:
             if offer.is_held():
                 self._request.workspace.hold(offer)

@@ -70,10 +70,7 @@ class Workspace:
     def read(self, frontend: FrontendProcess, message: Execute) -> Inputs:
         """Return the inputs of a request, by name. Raise ProtocolViolation if a descriptor leads
         outside of the frontend's segments. Raise ShmserveError if client memory cannot be used."""
-        inputs: Inputs = {}
-        for tensor in message.inputs:
-            inputs[tensor.name] = self.open(frontend, tensor)
-        return inputs
+        return {tensor.name: self.open(frontend, tensor) for tensor in message.inputs}
 
     def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:
         """Return an input; raises as `read`."""
