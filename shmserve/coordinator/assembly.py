@@ -153,10 +153,10 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     by_model: dict[str, list[VersionRecord]] = {}
     for spec, instances in desired.versions:
         by_model.setdefault(spec.name, []).append(parts.sync.version(spec, instances, 1))
-    loaded = parts.reconciler.models.by_name.keys()  # by requests meanwhile
     for name, versions in by_model.items():
-        if name in loaded:
-            continue
+        known = parts.reconciler.models.by_name.get(name)
+        if known is not None and (known.changing or known.serving is not None):
+            continue  # a request was quicker
         failures = ((*key.partition("/"), why) for key, why in desired.failures.items())
         failed = {
             version: why for model, slash, version, why in failures if slash and model == name
@@ -216,6 +216,7 @@ class RemoteStart(Struct):
     _parts: Parts
     _tried: dict[str, str]
     _waiting: bool
+    _looking: bool = False  # the models are being read
 
     def fetched(self, message: ModelsFetched) -> None:
         """Take in the end of a round."""
@@ -224,8 +225,10 @@ class RemoteStart(Struct):
         self._parts.publication.tell(notices)
         if not self._waiting:
             self._parts.control.renew()
+        elif self._looking:
+            return  # `_begin` renews
         elif not self._library.pending(model_places.repository_paths(self._settings), ()):
-            self._waiting = False
+            self._looking = True
             if not self._background.submit(self._look, self._begin):
                 self._wait()
         else:
@@ -239,9 +242,11 @@ class RemoteStart(Struct):
         if isinstance(found, Exception):
             self._wait()
             return
+        self._waiting = self._looking = False
         self._tried.update(found[0])
         begin(self._parts, found[1], found[0])
+        self._parts.control.renew()
 
     def _wait(self) -> None:
-        self._waiting = True
+        self._looking = False
         self._parts.control.remote.again()
