@@ -85,6 +85,8 @@ def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None
     wait_until(lambda: server.infer("late", ONE)[0] == 200, "a new model")
     assert result(server, "broken") == 21
     moto.delete("models/prod/add/3/model.py")
+    put(moto, "late", 2, "8")  # a round that finds it began after the deletion
+    wait_until(lambda: result(server, "late") == 9, "the deletion is known")
     store.faults = {}
     wait_until(lambda: result(server, "broken") == 31, "it is whole by now")
 
