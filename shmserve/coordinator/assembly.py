@@ -156,7 +156,7 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     for name, versions in by_model.items():
         known = parts.reconciler.models.by_name.get(name)
         if known is not None and (known.changing or known.serving is not None):
-            continue  # a request was quicker
+            continue  # loaded by a request meanwhile
         failures = ((*key.partition("/"), why) for key, why in desired.failures.items())
         failed = {
             version: why for model, slash, version, why in failures if slash and model == name
@@ -208,7 +208,10 @@ def survey(settings: Settings, library: Library) -> dict[str, str]:
 class RemoteStart(Struct):
     """Start of a service with remote model repositories, in rounds of the fetcher. The service
     starts at once if the cache holds every wanted model. Otherwise the service waits until the
-    models have been fetched. `waiting`: true while no model is served yet."""
+    models have been fetched.
+
+    `_waiting`: the models of the first scan have not been handed to the reconciler yet. `_looking`:
+    a background thread reads these models."""
 
     _settings: Settings
     _library: Library
@@ -216,7 +219,7 @@ class RemoteStart(Struct):
     _parts: Parts
     _tried: dict[str, str]
     _waiting: bool
-    _looking: bool = False  # the models are being read
+    _looking: bool = False
 
     def fetched(self, message: ModelsFetched) -> None:
         """Take in the end of a round."""

@@ -56,12 +56,9 @@ def largest_file() -> int | None:
 
 def arena_size(pool: int, processes: int, wanted: int, largest: int | None) -> tuple[int, str]:
     """Return (bytes of each process's first segment, advice). The advice is one sentence on what
-    to change, or "".
+    to change, or "". `largest`: limit on the size of a segment, in bytes, or None.
 
     First segments take at most half of the pool; the rest is for large tensors.
-
-    Args:
-        largest: limit on the size of a segment, in bytes, or None.
     """
     share = pool // (2 * processes) // _STEP * _STEP
     if share < _STEP:

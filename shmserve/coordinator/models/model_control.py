@@ -91,7 +91,9 @@ class ModelControl:
         self.remote.tick(now)
         for name in list(self._queues):
             self._advance(name, now)
-        if self._settings.model_control == "poll" and now >= self._poll_at:
+        # The start itself reads the repository first (`Reconciler.scanned`).
+        polls = self._settings.model_control == "poll" and self._reconciler.complete
+        if polls and now >= self._poll_at:
             self._poll_at = now + self._settings.poll_interval_s
             if not (self._polling or self._reconciler.draining):
                 self._polling = self._jobs.survey(self._surveyed)
