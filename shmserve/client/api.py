@@ -64,8 +64,8 @@ def connect(
         lanes: talk to executors directly if the server allows lanes; False: always use HTTP.
         require_shared_memory: fail, now and in every call, rather than go without shared memory.
         look_us: longest time, in microseconds, to poll for a lane's answer before the calling
-            thread sleeps, if the last answer came as soon; 0: never. Holds for all clients of the
-            process: the first one counts. Default: as `auto` of the server's setting.
+            thread sleeps, if the last answer came as soon; 0: never. The first value in a process
+            counts; in an executor, the server's setting. Default: `auto` of that setting.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;

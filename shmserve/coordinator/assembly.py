@@ -154,9 +154,6 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     for spec, instances in desired.versions:
         by_model.setdefault(spec.name, []).append(parts.sync.version(spec, instances, 1))
     for name, versions in by_model.items():
-        known = parts.reconciler.models.by_name.get(name)
-        if known is not None and (known.changing or known.serving is not None):
-            continue  # loaded by a request meanwhile
         failures = ((*key.partition("/"), why) for key, why in desired.failures.items())
         failed = {
             version: why for model, slash, version, why in failures if slash and model == name
@@ -210,7 +207,7 @@ class RemoteStart(Struct):
     starts at once if the cache holds every wanted model. Otherwise the service waits until the
     models have been fetched.
 
-    `_waiting`: the models of the first scan have not been handed to the reconciler yet. `_looking`:
+    `_waiting`: the models of the first scan have not been handed to the reconciler yet. `_reading`:
     a background thread reads these models."""
 
     _settings: Settings
@@ -219,7 +216,7 @@ class RemoteStart(Struct):
     _parts: Parts
     _tried: dict[str, str]
     _waiting: bool
-    _looking: bool = False
+    _reading: bool = False
 
     def fetched(self, message: ModelsFetched) -> None:
         """Take in the end of a round."""
@@ -228,16 +225,16 @@ class RemoteStart(Struct):
         self._parts.publication.tell(notices)
         if not self._waiting:
             self._parts.control.renew()
-        elif self._looking:
+        elif self._reading:
             return  # `_begin` renews
         elif not self._library.pending(model_places.repository_paths(self._settings), ()):
-            self._looking = True
-            if not self._background.submit(self._look, self._begin):
+            self._reading = True
+            if not self._background.submit(self._read, self._begin):
                 self._wait()
         else:
             _log.error("not ready: %s", unlisted)
 
-    def _look(self) -> tuple[dict[str, str], DesiredModels]:
+    def _read(self) -> tuple[dict[str, str], DesiredModels]:
         marks = survey(self._settings, self._library)
         return marks, desired_models.choose(self._settings, self._library.scan)
 
@@ -245,11 +242,11 @@ class RemoteStart(Struct):
         if isinstance(found, Exception):
             self._wait()
             return
-        self._waiting = self._looking = False
+        self._waiting = self._reading = False
         self._tried.update(found[0])
         begin(self._parts, found[1], found[0])
         self._parts.control.renew()
 
     def _wait(self) -> None:
-        self._looking = False
+        self._reading = False
         self._parts.control.remote.again()

@@ -119,7 +119,7 @@ class Hub:
         self._thread = 0  # id of the thread that runs the loop
         self._descriptors: Descriptors[Readiness] = Descriptors()
         self._look = LookingWait(self._descriptors.epoll.poll, _MAX_EVENTS)
-        self._peers_awaited = 0  # greenlets that wait for an answer of an executor, for instance
+        self._peers_awaited = 0  # greenlets that wait for a process of this service
         self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
         self.at_turns_end = self._soon.append
@@ -153,7 +153,7 @@ class Hub:
             wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
             timeout_s, awaited = 0.0 if soon else wake_at - now, self._peers_awaited
-            # With several answers under way, looks would take each alone: more turns.
+            # With several answers under way, a look would return after each answer: more turns.
             looks = awaited < 2
             found = look(timeout_s, awaited) if looks else poll(timeout_s, _MAX_EVENTS)
             for fd, events in found:

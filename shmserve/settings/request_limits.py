@@ -61,10 +61,10 @@ class LimitSettings(MemorySettings, frozen=True):
     max_caller_share: Annotated[
         kind.Share,
         "share of one caller. A caller is a user over a Unix socket, an address, or an IPv6 "
-        "network of 64 bits. The share holds for places of gRPC calls and for connections of "
-        "the gRPC process. It also holds for a model version's requests that run or wait, and"
-        " for the pool; there the holder of a key is one caller, too. Each frontend process "
-        "gives a caller an equal part of the pool's share, or one request all of the share. "
+        "network of 64 bits. The share holds for places of gRPC calls, for connections of "
+        "the gRPC process, and for sequences of an instance. It also holds for a model version's "
+        "requests that run or wait, and for the pool; there the holder of a key is one caller, too. "
+        "Each frontend process gives a caller an equal part of the pool's share, or one request all of the share. "
         "1: no limit ([security.md](security.md#how-much-one-caller-may-have))",
     ] = 0.75
     grpc_threads: Annotated[
@@ -161,8 +161,8 @@ class DeadlineSettings(LimitSettings, frozen=True):
     watchdog_s: Annotated[
         Annotated[float, Meta(ge=1)],
         "silence after which an HTTP worker, gRPC process, supervisor or coordinator is "
-        "killed and replaced; a starting process has three times as long. Each process gives "
-        "four signs of life in this time",
+        "killed and replaced; a starting process has three times as long, gunicorn's master "
+        "`drain_timeout_s` longer. Each process gives four signs of life in this time",
     ] = 20.0
     grpc_keepalive_time_s: Annotated[
         kind.Seconds, "silence of a gRPC connection after which the server probes the connection"

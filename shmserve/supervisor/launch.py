@@ -66,7 +66,6 @@ _log = logging.getLogger(__name__)
 _PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier service to end
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
-_SMALLEST_BYTES = 1 << 20  # of the limit on the size of files
 _BEAT_S = 1.0
 SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
 # Variables for the master only: by these, another process would take the master's sockets or
@@ -155,11 +154,8 @@ def prepare(settings: Settings) -> None:
     setting cannot work, or another service has a directory of this service."""
     for warning in _state.warnings:
         _log.warning("%s", warning)
-    if (largest := raise_file_limit()) < _SMALLEST_BYTES:
-        raise ConfigError(
-            f"the limit on the size of files is {largest} bytes (LimitFSIZE, ulimit -f), and shared"
-            f" memory needs {_SMALLEST_BYTES} at least"
-        )
+    if problem := raise_file_limit():
+        raise ConfigError(problem)
     for problem in model_places.missing_folders(settings):
         raise ConfigError(problem)
     run_dir = config.run_dir(settings)

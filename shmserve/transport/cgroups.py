@@ -23,8 +23,9 @@ def processors(root: str = _ROOT, membership: str = _MEMBERSHIP) -> float:
     count = float(len(os.sched_getaffinity(0)))
     for text in _texts("cpu", "cpu.max", "cpu.cfs_quota_us", root, membership):
         quota, _, period = text.partition(" ")
-        if quota.isdigit():  # else "max", or -1 in cgroup v1, where the period is nearly always
-            count = min(count, int(quota) / int(period or 100_000))  # the default
+        # without a quota v2 has "max", v1 has -1; v1's period is nearly always the default
+        if quota.isdigit():
+            count = min(count, int(quota) / int(period or 100_000))
     return count
 
 

@@ -1,15 +1,15 @@
 """Looking: polling for some microseconds before sleeping.
 
 A process that sleeps costs its peer a wake-up, and resumes only when its processor has left idle:
-20 to 60 us in all. Polling saves both, but pays only if the event comes soon, and must not take a
+10 to 60 us in all. Polling saves both, but pays only if the event comes soon, and must not take a
 processor from a thread that could run. So:
 
 - A wait begins with a look only if the last wait of the same kind was shorter than the budget.
 - A look never exceeds the budget. After a look in vain, waits of this kind sleep at once until
   a wait is short again.
-- Looks are paid from an account that grows by 1 % of the time. Only a thread whose latest waits
-  all took less than `_QUICK_NS` looks for free, unless in vain. A look with an event pays
-  for a quarter of a look in vain.
+- Looks cost time from an account that grows by 1 % of real time. Looks with an event are free
+  for a thread with more than `_ACTIVE` waits below `_QUICK_NS` in a row, and earn a quarter of
+  their time.
 - A `sched_yield` follows each poll in vain, without the interpreter's lock. If the processor is
   away for long, other programs need the time. Then looks are left out for 5 ms, and for twice as
   long each time, up to 2 s.
@@ -36,9 +36,9 @@ _SHARE = 100  # a hundredth of the time may be spent on looks that are not free
 _SAVED_NS = 4_000_000  # limit of the account
 _QUICK_NS = 1_000_000
 _ACTIVE = 4  # quick waits in a row, after which looks are free
-_REWARD = 4  # looks that pay for a look in vain
-_AWAY_NS = 200_000  # an absence without an event at its end: other programs need the processor
-_LONG_AWAY_NS = 1_000_000  # the same of an absence with an event at its end
+_REWARD = 4  # a free look earns this part of its time
+_AWAY_NS = 200_000  # longest poll without an event; beyond, other programs need the processor
+_LONG_AWAY_NS = 1_000_000  # longest poll with an event, likewise
 _PAUSE_NS = 5_000_000
 _MAX_PAUSE_NS = 2_000_000_000
 _QUOTA_NS = 1_000_000_000  # between two checks of the quota
@@ -55,8 +55,8 @@ _budget_ns: int | None = None  # the longest look
 
 
 def permit(setting: Literal["auto"] | int) -> None:
-    """Let waits of this process begin with looks of so many microseconds at most, 0 for no looks.
-    `auto`: of `DEFAULT_US`, or none with fewer than two processors. The first call counts."""
+    """Allow looks of at most `setting` microseconds in this process; 0 forbids looks. `auto`:
+    `DEFAULT_US`, or 0 with fewer than two processors. Later calls change nothing."""
     global _budget_ns
     if _budget_ns is None:
         if setting == "auto":

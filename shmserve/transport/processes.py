@@ -20,11 +20,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from math import inf
 from typing import BinaryIO, NamedTuple
 
 _log = logging.getLogger(__name__)
 
+_SMALLEST_FILE_BYTES = 1 << 20
 _MAX_FDS = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,11 +68,17 @@ def raise_fd_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def raise_file_limit() -> float:
-    """Raise the limit on the size of files to the hard limit. Return it in bytes."""
+def raise_file_limit() -> str:
+    """Raise the limit on the size of files to the hard limit. Return why the hard limit is too low
+    for shared memory, or ""."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    return inf if hard == resource.RLIM_INFINITY else hard
+    if hard == resource.RLIM_INFINITY or hard >= _SMALLEST_FILE_BYTES:
+        return ""
+    return (
+        f"the limit on the size of files is {hard} bytes (LimitFSIZE, ulimit -f), and shared"
+        f" memory needs {_SMALLEST_FILE_BYTES} at least"
+    )
 
 
 def raise_oom_score(adj: int) -> None:

@@ -113,12 +113,14 @@ def _finding(settings: Settings, name: str) -> str:
 
 def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
     """Print the finding on the memory pool. Return True if the service would never be ready."""
-    raise_file_limit()  # as the service does
+    if problem := raise_file_limit():
+        print(f"FAIL  memory: {problem}")
+        return True
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     instances = sum(len(instances) for _, instances in desired.versions)
     processes = settings.http_workers + settings.grpc_processes + instances
     sizes = (pool, processes, settings.arena_bytes, pool_sizing.largest_file())
-    advice = advice or pool_sizing.arena_size(*sizes)[1]
+    advice = " ".join(filter(None, (advice, pool_sizing.arena_size(*sizes)[1])))
     short = bool(pool_sizing.shortage(pool, pool, processes))
     finding = "FAIL" if short else "warn" if advice else "ok  "
     print(f"{finding}  memory: {advice or f'pool of {pool >> 20} MiB'}")

@@ -14,7 +14,7 @@ from shmserve.transport.rundir import ReloadTerms
 
 _LOOK_S = 0.05
 _BEGIN_S = 8.0  # seconds for the master to fork
-_NOBODY = "-"  # generation of an outcome whose generation is unknown
+_UNKNOWN_GENERATION = "-"
 _BEYOND_LOAD_S = 90.0  # seconds of a handover beyond the loading of models
 
 
@@ -65,7 +65,7 @@ def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
             return outcome
         seen = seen or working
         if seen and not working:
-            return _without_a_word(base, served)
+            return _outcome_of_killed(base, served)
         if not seen and has_ended(master):
             raise Unavailable("the server has ended")
         if not seen and time.monotonic() > begun + _BEGIN_S:
@@ -74,12 +74,12 @@ def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
     raise Unavailable("the handover does not end; the log says more")
 
 
-def _without_a_word(base: str, served: str) -> str:
+def _outcome_of_killed(base: str, served: str) -> str:
     """Return the outcome of a handover whose process was killed: only its last step, which lets
     the new generation serve, changes anything."""
     serving = rundir.serving(base)
     if serving == served:
-        return f"{_NOBODY} failed: the process of the handover was killed"
+        return f"{_UNKNOWN_GENERATION} failed: the process of the handover was killed"
     return f"{os.path.basename(serving)} {rundir.SERVES}"
 
 

@@ -104,6 +104,8 @@ class ModelControl:
     def _refusal(self, request: ControlRequest) -> Refusal | None:
         if self._settings.model_control != "explicit":
             return Code.UNAVAILABLE, NOT_EXPLICIT
+        if not self._reconciler.complete:
+            return Code.UNAVAILABLE, "the server has not read its repository yet"
         if self._reconciler.draining:
             return Code.UNAVAILABLE, "the server is about to stop"
         bad_overrides = request.overrides and not rundir.is_overrides(request.overrides)

@@ -1,8 +1,8 @@
 """Records: the coordinator's knowledge of processes, instances, versions and models, and its
 published form.
 
-The coordinator also writes its revisions and models as they are to a file for its successor. What a
-successor must not have is cleared in `coordinator.state.checkpoint`.
+The coordinator's checkpoint holds revisions and models unchanged, for a successor.
+`coordinator.state.checkpoint` clears the fields that a successor must not have.
 """
 
 from __future__ import annotations

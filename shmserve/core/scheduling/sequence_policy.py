@@ -26,7 +26,7 @@ class SequencePolicy(Struct, frozen=True):
         enough: number of ready requests which go at once (`direct`).
         max_delay_ns: longest wait of a smaller batch for further requests.
         idle_ns: time without a request after which a sequence has ended.
-        max_waiting: number of sequences without a slot.
+        max_waiting: largest number of sequences without a slot.
         caller_share: largest part of `max_waiting`, and of the slots while others wait, for one
             caller. 1: callers are not told apart.
         patience_ns: silence, or wait of another caller, after which an idle sequence may have to

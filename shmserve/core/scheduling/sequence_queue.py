@@ -27,7 +27,8 @@ class Listener(Protocol):
     def ended(self, sequence: SequenceId) -> None: ...
 
     def gave_way(self, sequence: SequenceId) -> None:
-        """Handle an idle sequence that ends next, because another caller's needs the slot."""
+        """Handle an idle sequence that ends next, because another caller's sequence needs the
+        slot."""
         ...
 
     def gave_up(self, items: list[Any]) -> None:

@@ -6,11 +6,11 @@ With a single caller, sequences get slots in order of arrival, and a sequence ke
 the sequence ends or has been idle for the idle limit.
 
 With several callers, an idle sequence (no request waits or runs) may have to give way sooner. The
-sequence's caller must hold at least two slots more than a waiting caller, so no two sequences
-displace each other in turn. A sequence gives way after `SequencePolicy.patience_ns` without a
+sequence's caller must hold at least two slots more than a waiting caller; otherwise two sequences
+could displace each other in turn. A sequence gives way after `SequencePolicy.patience_ns` without a
 request. Beyond the caller's share of the slots (`max_caller_share`), an idle sequence also gives
 way once the other caller has waited for `patience_ns`, however short the sequence's pause.
-Requests that keep sequences alive do not keep more than the share.
+So keep-alive requests cannot hold more slots than the share.
 
 Invariants (tests/property/test_sequence_properties.py, test_sequence_slots_properties.py):
 - no two sequences have the same slot, and no slot is free while a sequence waits;

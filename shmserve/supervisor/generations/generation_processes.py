@@ -24,8 +24,8 @@ _ENDED = "ZX"
 
 
 class StoppedWatch:
-    """Kills processes stopped by a signal for `STOPPED_S`. Counts looks, not seconds: a stopped
-    watcher blames no process for the time."""
+    """Kills processes that a signal stopped `STOPPED_S` ago. Looks are counted, not seconds, so the
+    watcher's own stop does not count."""
 
     def __init__(self) -> None:
         self._looks: dict[int, int] = {}

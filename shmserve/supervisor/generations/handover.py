@@ -29,10 +29,10 @@ keeper holds the service, the new generation goes on, and serves as soon as its 
 The generation that serves removes the files of HTTP's Unix sockets when it stops
 (`launch.stopping`).
 
-Nothing may keep a reload waiting: processes of the new generation that are stopped are killed after
-`STOPPED_S` (`generation_processes`), and so is a stopped handover, by the old master (`watch`).
-Other processes then replace what was killed, or the reload fails. Its outcome is told before the
-files and processes of the failed generation are removed.
+No stopped process delays a reload. The handover kills processes of either generation that have been
+stopped for `STOPPED_S` (`generation_processes`); the old master kills a stopped handover (`watch`).
+Other processes replace the killed ones, or the reload fails. The handover reports a failure before
+it removes files and processes of the failed generation.
 """
 
 import fcntl
@@ -83,7 +83,7 @@ class Old(Struct, frozen=True):
         grpc_fds: gRPC sockets that systemd has passed.
         environ: environment that the master was started with.
         keeper_fd: the keeper's pipe; -1 if gunicorn was started directly.
-        keeper_pid: 0 if gunicorn was started directly.
+        keeper_pid: pid of the keeper; 0 if gunicorn was started directly.
     """
 
     settings: Settings

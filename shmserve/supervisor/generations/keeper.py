@@ -23,7 +23,7 @@ The keeper reads the pipe when a signal arrives, and at each look for signs of l
 If the keeper is killed, the kernel kills masters that are its children. A master whose parent is
 still a handover sees the reading end closed (`launch.beat`).
 
-**A master that was killed**, by the kernel, by somebody, or by the keeper for its silence. If a
+**A killed master.** The kernel, an operator, or the keeper (for silence) may kill a master. If a
 reload is under way, the new generation goes on, and serves when its models are loaded. Otherwise
 all other processes end within 5 s, and the keeper kills what is left after 10 s. Then the keeper
 runs AGAIN, a command line that starts the present version of the server. Two cases end the keeper
@@ -99,7 +99,7 @@ def main() -> int:
         _say(f"the main process was killed (signal {-masters.status}): starting the service again")
         command, started_again_at = shlex.split(again), now
     if not none_left and not masters.status and not masters.ending:
-        _say("the main process ended, and what it had started went on: it was killed")
+        _say("the main process ended, and what it had left behind was killed")
         return 1
     return 128 - masters.status if masters.status < 0 else masters.status
 
@@ -188,8 +188,8 @@ class _Masters:
 
     @property
     def must_beat(self) -> bool:
-        """Return whether the serving master must give signs of life: it serves, and is not told to
-        end, which takes `drain_timeout_s`."""
+        """Return whether the master must give signs of life: it serves, and no signal to end was
+        passed on."""
         return self.serving in self.pids and self.serving in self._served and not self.ending
 
     @property
@@ -330,7 +330,7 @@ def _end_descendants(masters: _Masters, others: set[int]) -> bool:
     killing, deadline = False, time.monotonic() + _LAST_S
     signal.setitimer(signal.ITIMER_REAL, _KILL_EVERY_S, _KILL_EVERY_S)
     while _left(others):
-        number = signal.sigwait({signal.SIGCHLD, signal.SIGALRM, *_ENDING})
+        number = signal.sigwait(_HEARD)  # other signals had been for the master that has ended
         if number in _ENDING:
             masters.ending.append(number)
         late = time.monotonic() > deadline
@@ -346,7 +346,7 @@ def _end_descendants(masters: _Masters, others: set[int]) -> bool:
 
 
 def _left(others: set[int]) -> set[int]:
-    """Reap children that have ended. Return those that are left, without `others`."""
+    """Reap ended children. Return the remaining children, without `others`."""
     _reap()
     return _children() - others
 

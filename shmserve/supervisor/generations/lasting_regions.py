@@ -45,7 +45,7 @@ class LastingRegions:
         for number in regions.keys() & fds.keys():
             # systemd stores an object once, even if two regions share the object.
             named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
-        # A full store drops the last: the list goes first, for without it all is lost.
+        # The list goes first: a full store drops the last ones, and all regions need the list.
         listed = os.memfd_create(_LIST, os.MFD_CLOEXEC)
         with os.fdopen(listed, "wb") as file:
             file.write(msgspec.msgpack.encode(tuple(regions.values())))

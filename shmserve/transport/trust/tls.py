@@ -89,7 +89,7 @@ class Certificates:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # Without this password, OpenSSL asks the terminal for the one of an encrypted key.
+            # Without a password here, OpenSSL asks the terminal for an encrypted key's password.
             context.load_cert_chain(files.cert, files.key, password="")
             if files.client_ca:
                 context.load_verify_locations(files.client_ca)

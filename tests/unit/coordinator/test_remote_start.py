@@ -1,6 +1,7 @@
 """Start with a remote repository: rounds of the fetcher before the first models are loaded."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,7 +10,21 @@ import pytest
 from shmserve.config import Settings
 from shmserve.coordinator import assembly
 from shmserve.coordinator.models.desired_models import DesiredModels
-from shmserve.protocol.control.model_messages import ModelsFetched
+from shmserve.coordinator.models.model_control import ModelControl
+from shmserve.errors import Code
+from shmserve.protocol.control.model_messages import LoadModel, ModelsFetched
+
+
+def test_no_model_is_loaded_before_the_repository_has_been_read() -> None:
+    reconciler: Any = SimpleNamespace(complete=False, draining=False, processes={})
+    send = Mock()
+    settings = Settings(model_control="explicit")
+    control = ModelControl(settings, reconciler, Mock(), Mock(), send, Mock())
+    control.ask("http-1", LoadModel(1, "digits"))
+    asker, answer = send.call_args.args
+    assert asker == "http-1"
+    assert answer.error_code == Code.UNAVAILABLE
+    assert answer.error == "the server has not read its repository yet"
 
 
 def test_a_round_while_the_models_are_read_loads_none_of_them(
