@@ -63,8 +63,9 @@ class LimitSettings(MemorySettings, frozen=True):
         "share of one caller. A caller is a user over a Unix socket, an address, or an IPv6 "
         "network of 64 bits. The share holds for places of gRPC calls, for connections of "
         "the gRPC process, and for sequences of an instance. It also holds for a model version's "
-        "requests that run or wait, and for the pool; there the holder of a key is one caller, too. "
-        "Each frontend process gives a caller an equal part of the pool's share, or one request all of the share. "
+        "requests that run or wait, and for the pool; there the holder of a key is one caller, "
+        "too. Each frontend process gives a caller an equal part of the pool's share, or one "
+        "request all of the share. "
         "1: no limit ([security.md](security.md#how-much-one-caller-may-have))",
     ] = 0.75
     grpc_threads: Annotated[
