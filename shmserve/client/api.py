@@ -70,7 +70,7 @@ def connect(
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
             the message gives the reason.
-        ValueError: `url` has neither form.
+        ValueError: `url` has neither form, or `look_us` is not between 0 and 1000.
     """
     transport = Transport(url, timeout)
     looking.permit("auto" if look_us is None else look_us)

@@ -32,6 +32,7 @@ from typing import Any, Literal
 from shmserve.transport import cgroups
 
 DEFAULT_US = 400
+MAX_US = 1000  # as in the setting `look_us`
 _SHARE = 100  # a hundredth of the time may be spent on looks that are not free
 _SAVED_NS = 4_000_000  # limit of the account
 _QUICK_NS = 1_000_000
@@ -56,8 +57,11 @@ _budget_ns: int | None = None  # the longest look
 
 def permit(setting: Literal["auto"] | int) -> None:
     """Allow looks of at most `setting` microseconds in this process; 0 forbids looks. `auto`:
-    `DEFAULT_US`, or 0 with fewer than two processors. Later calls change nothing."""
+    `DEFAULT_US`, or 0 with fewer than two processors. Later calls change nothing. Raise ValueError
+    for a number that is not between 0 and `MAX_US`."""
     global _budget_ns
+    if setting != "auto" and not 0 <= setting <= MAX_US:
+        raise ValueError(f"look_us: {setting} is not between 0 and {MAX_US}")
     if _budget_ns is None:
         if setting == "auto":
             setting = DEFAULT_US if cgroups.processors() >= 2 else 0

@@ -152,6 +152,12 @@ def test_the_budget_depends_on_processors(monkeypatch):
         assert looking._budget_ns == budget_us * US
 
 
+@pytest.mark.parametrize("us", [-1, 1001])
+def test_a_budget_out_of_range_is_refused(us):
+    with pytest.raises(ValueError, match=f"look_us: {us} is not between 0 and 1000"):
+        looking.permit(us)
+
+
 def test_a_steady_caller_costs_one_percent_at_most(machine):
     """Ten milliseconds between requests, and an answer that takes less than the budget."""
     looked = 0
