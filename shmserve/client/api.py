@@ -72,8 +72,8 @@ def connect(
             the message gives the reason.
         ValueError: `url` has neither form, or `look_us` is not between 0 and 1000.
     """
-    transport = Transport(url, timeout)
     looking.permit("auto" if look_us is None else look_us)
+    transport = Transport(url, timeout)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:
