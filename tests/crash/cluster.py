@@ -242,11 +242,11 @@ def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
     seconds = seconds_since(begun)
     rig.up()
     second = _first_orders(rig)
-    moved = [
-        node
+    moved = {
+        node: [sorted(ready), sorted(first.get(node, ())), sorted(second.get(node, ()))]
         for node, ready in before.items()
         if not ready <= first.get(node, frozenset()) & second.get(node, frozenset())
-    ]
+    }
     return {"s": seconds, "moved": moved}
 
 

@@ -22,7 +22,7 @@ def test_no_request_is_lost_while_nodes_are_killed_and_come(tmp_path: Path) -> N
     assert report["left"] == []
     assert report["over_grpc"] == {name: [2.0, 3.0] for name in ("one", "two", "both")}
     assert report["scaled"]["replicas"] == 2
-    assert report["controller"]["moved"] == []
+    assert report["controller"]["moved"] == {}
     assert report["second_node"]["first_answer_s"] > 0
     assert [event["killed_with"] for event in report["events"] if event["killed_with"]]
     assert "both" in report["status"]
