@@ -114,7 +114,7 @@ class Checked(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_each_server_of_a_model_is_checked_by_http(balancer: Balancer, door: str) -> None:
-    """HAProxy 2.6 sent the checks of all servers but the first in the protocol of their requests."""
+    """HAProxy 2.6 obeyed `check-proto` of a server-template for the first server only."""
     name = f"{door}_model_digits"
     with served(Checked) as one, served(Checked) as two:
         grpc = {Address("127.0.0.1", 1, one.server_port), Address("127.0.0.1", 2, two.server_port)}
