@@ -74,8 +74,8 @@ _HTTP = {
     "named": "path_beg /v2/models/",
     "retry": "option http-buffer-request\n    retry-on conn-failure 503",
 }
-# gRPC statuses come in trailers, and streams may be silent for long. HAProxy 2.6 obeys `check-proto`
-# of a server-template for the first server only, so `http-check` names the protocol of checks.
+# gRPC statuses come in trailers, and streams may be silent for long. HAProxy 2.6 obeys a template's
+# `check-proto` for the first server only, so `http-check` names the protocol of checks.
 _GRPC = {
     "door": "grpc",
     "proto": " proto h2",
