@@ -56,9 +56,12 @@ def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Ro
     ]
 
 
-def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -> list[Row]:
+def model_rows(
+    reconciler: Reconciler, rates: Mapping[tuple[str, str], float], threads: Mapping[str, int]
+) -> list[Row]:
     """Return one row for each instance, and one for each model without instances. `rates`:
-    requests per second of each model version, over all instances."""
+    requests per second of each model version, over all instances. `threads`: threads on which a
+    process runs its model; 0: the backend does not choose."""
     rows: list[_ModelRow] = []
     published = compositions.compose(reconciler.models.entries())
     for name, model in sorted(reconciler.models.by_name.items()):
@@ -69,7 +72,10 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
                 state = version.entry().state.value if serving else changing
                 number = version.spec.version
                 rows += [
-                    _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)
+                    _ModelRow(
+                        *(name, number, state, r.name, r.state.value, r.pid),
+                        *(threads.get(r.process, 0), r.exits, r.reason),
+                    )
                     for r in version.instances
                 ]
                 if version.spec.steps and serving:
@@ -93,6 +99,7 @@ class _ModelRow(Struct):
     instance: str = ""
     instance_state: str = ""
     pid: int = 0
+    threads: int = 0
     exits: int = 0
     reason: str = ""
 

@@ -80,6 +80,7 @@ class OnnxRuntimeBackend:
         if os.path.isdir(path):
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         options = session.options(ort, spec, on_gpu=context.device != CPU)
+        context.show_threads(options.intra_op_num_threads or session.all_cores())
         self._session, self._ordinal = cuda_provider.open_session(ort, path, options, context)
         self._run_options = session.run_options(ort, spec, self._ordinal)
 
