@@ -1,11 +1,11 @@
-"""Thread trial: chooses the number of threads of a model's runs, by the time that real runs take.
+"""Thread trial: chooses the number of threads of a model's runs, by the time of real runs.
 
-A run with several threads waits for the slowest, so a small model is fastest on one thread, and a
-large model on all cores. In a trial the candidate counts take turns. The fewest threads win whose
-median time is within `_NEAR` of the best. Each class of input sizes (powers of two) has a trial of
-its own, because a large batch may want more threads than a single row. A trial begins anew after
-`_AGAIN` runs: other processes use the same cores, and what was best may no longer be. Pure: the
-caller measures time.
+A run on several threads ends with the slowest thread, so a small model is fastest on one thread,
+and a large model on all cores. In a trial the candidate counts take turns. The smallest count with
+a median time within `_NEAR` of the best wins. Each class of input sizes (powers of two) has a
+separate trial, because a large batch may need more threads than a single row. A new trial begins
+after `_AGAIN` runs, because the load of other processes on the same cores changes. Pure: the caller
+measures time.
 """
 
 from statistics import median
@@ -17,7 +17,7 @@ _NEAR = 1.05
 
 
 def candidates(cores: int) -> tuple[int, ...]:
-    """Return the counts to try with `cores` cores: all of them, halves, and one."""
+    """Return the candidate counts for `cores` cores: all cores, halves, one."""
     counts = []
     while cores > 1:
         counts.append(cores)
@@ -26,17 +26,17 @@ def candidates(cores: int) -> tuple[int, ...]:
 
 
 class _SizeClass:
-    """State of one class of input sizes: the chosen count, and the times of the trial."""
+    """State of a class of input sizes: chosen count, runs before the next trial, times of the trial."""
 
     def __init__(self, first: int) -> None:
         self.chosen = first
-        self.wait = _FIRST_RUNS  # runs before the next trial
+        self.wait = _FIRST_RUNS
         self.times: dict[int, list[float]] = {}
 
 
 class ThreadTrial:
-    """The choice for one instance. `counts`: candidates, the first of which runs until a trial has
-    ended. `chosen`: count that won the latest trial."""
+    """Choice of threads for one instance. `counts`: candidates; the first candidate is used before
+    the first trial. `chosen`: winner of the latest trial."""
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         self._counts = counts
@@ -49,7 +49,7 @@ class ThreadTrial:
         return len(self._counts) > 1
 
     def threads(self, elements: int) -> int:
-        """Return the number of threads for the next run, whose inputs have so many `elements`."""
+        """Return the number of threads for the next run, on inputs of `elements` elements."""
         size = self._class(elements)
         if size.wait:
             return size.chosen

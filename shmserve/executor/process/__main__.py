@@ -307,8 +307,8 @@ def run_instance(process: str, master_fd: int, settings: config.Settings) -> int
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model that parses arguments must not see the server's options
     sys.dont_write_bytecode = True  # repositories are read-only for the server
-    # Threads of OpenMP (torch's) that spin while they wait keep cores from other processes of the
-    # server: a small TorchScript model is 20 times slower. libgomp reads the variable when loaded.
+    # Spinning OpenMP threads (torch's) keep cores from other processes of the server: a small
+    # TorchScript model is 20 times slower. libgomp reads the variable when libgomp is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     raise_oom_score(_OOM_SCORE_ADJ)
     setproctitle(f"shmserve: executor {instance.name}")

@@ -112,7 +112,7 @@ class PytorchBackend:
             return Response(error=from_exception(ex, _log, "inference failed"))
 
     def _timed(self, request: Request) -> Any:
-        """Run the model on as many threads as the trial says, and tell the trial the time."""
+        """Run the model on the number of threads that the trial chooses, and record the time."""
         elements = sum(prod(tensor.shape) for tensor in request.inputs.values())
         count = self._trial.threads(elements)
         self._torch.set_num_threads(count)
