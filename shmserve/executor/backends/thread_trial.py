@@ -26,7 +26,7 @@ def candidates(cores: int) -> tuple[int, ...]:
 
 
 class _SizeClass:
-    """State of a class of input sizes: chosen count, runs before the next trial, times of the trial."""
+    """State of one class of sizes: chosen count, runs before the next trial, measured times."""
 
     def __init__(self, first: int) -> None:
         self.chosen = first
