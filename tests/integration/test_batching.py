@@ -17,12 +17,16 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.grpc_client import Client
 from tests.holding import Hold, in_flight, metric, statistics
+from tests.integration.region_client import Client as RegionClient
+from tests.integration.region_client import Memory
 from tests.running_server import wait_until
 from tests.servers import Server
 from tests.unit.executor.test_onnx_backend import save, value
 
 MODELS = Path(__file__).parents[1] / "repositories" / "batching"
 POOL = 8
+OUT: dict[str, Any] = {"name": "OUT"}
+ROWS: dict[str, Any] = {"name": "ROWS"}
 helper, T = onnx.helper, onnx.TensorProto
 
 
@@ -58,6 +62,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     node = helper.make_node("Add", ["A", "B"], ["Y"])
     save(models / "sum", [node], [a, b], [y], config=config)
     write_ragged(models / "ragged")
+    shutil.copytree(models / "native", models / "parts")
+    config = (models / "native" / "config.pbtxt").read_text()
+    (models / "parts" / "config.pbtxt").write_text(config.replace(": 200000 ", ": 30000000 "))
     shutil.copytree(models / "meeting", models / "twins")
     twice = (
         'instance_group [ { count: 2 } ] parameters { key: "rerun" value { string_value: "true" } }'
@@ -157,6 +164,39 @@ def test_one_tensor_for_all_gives_everybody_their_own_rows(
     assert after["inference_count"] - before["inference_count"] == 60
     assert after["execution_count"] - before["execution_count"] < 40
     assert max(row["batch_size"] for row in after["batch_stats"]) > 2
+
+
+def test_requests_for_different_outputs_are_one_batch(
+    server: Server, threads: ThreadPoolExecutor
+) -> None:
+    """Clients that want one output, a class, an output in their memory, or all of them meet."""
+
+    def send(number: int, *outputs: dict[str, Any]) -> list[Any]:
+        data = [number, number + 1]
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": data}
+        document = {"inputs": [tensor], **({"outputs": outputs} if outputs else {})}
+        status, answer = server.infer("parts", document)
+        assert status == 200, answer
+        return [(output["name"], output.get("data")) for output in answer["outputs"]]
+
+    best = {"name": "OUT", "parameters": {"classification": 1}}
+    client = RegionClient(server.http_port)
+    with Memory(4096) as memory:
+        assert client.register("parts", memory.name, 4096)[0] == 200
+        place = {"shared_memory_region": "parts", "shared_memory_byte_size": 8}
+        wanted = [(ROWS,), (OUT,), (best,), ({**OUT, "parameters": place}, ROWS)]
+        futures = [threads.submit(send, n, *wanted[n % 5 - 1] if n % 5 else ()) for n in range(8)]
+        answers = [future.result() for future in futures]
+        assert memory.get(2).tolist() == [5, 6]
+        assert client.unregister()[0] == 200
+    client.close()
+    rows = ("ROWS", [8])
+    expected = [[("OUT", [n + 1, n + 2]), rows] for n in (0, 5)]
+    assert [answers[0], answers[5]] == expected
+    assert (answers[1], answers[6]) == ([rows], [rows])
+    assert (answers[2], answers[7]) == ([("OUT", [3, 4])], [("OUT", [8, 9])])
+    assert answers[3] == [("OUT", ["5.000000:1"])]
+    assert answers[4] == [("OUT", None), rows]
 
 
 def test_requests_of_different_shapes_are_one_flat_batch(

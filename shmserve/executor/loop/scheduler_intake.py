@@ -74,7 +74,6 @@ class BatchIntake:
         self._channels = channels
         # A model that calls others with its requests' sequence ids must know the ids' owner.
         self._calls_by_request = form is BatchForm.LISTED
-        self._outputs = workspace.outputs
         self._statistics = statistics
         self._ragged = ragged_inputs(spec, form is BatchForm.STACKED)
         batching = spec.config.dynamic_batching
@@ -86,7 +85,7 @@ class BatchIntake:
         priority, timeout = message.parameters.get("priority"), message.parameters.get("timeout")
         kind: Hashable = None
         if self._takes_batches:
-            kind = batch_kind(message, self._outputs, self._ragged)
+            kind = batch_kind(message, self._ragged)
         if self._calls_by_request and message.sequence is not None and kind is not None:
             kind = (kind, message.sequence.owner)
         waiting = Waiting(
@@ -110,16 +109,15 @@ def ragged_inputs(spec: ModelSpec, is_stacked: bool) -> frozenset[str]:
     return frozenset(e.name for e in spec.config.input if e.allow_ragged_batch)
 
 
-def batch_kind(message: Execute, outputs: tuple[str, ...], ragged: frozenset[str]) -> Hashable:
+def batch_kind(message: Execute, ragged: frozenset[str]) -> Hashable:
     """Return a value that all requests of a batch have in common, or None for a request without
-    inputs. `outputs`: names of all outputs."""
+    inputs. Requests of a batch may want different outputs."""
     if not message.inputs:
         return None
-    shapes: set[object] = {
+    return frozenset(
         (tensor.name, None if tensor.name in ragged else tensor.shape[1:])
         for tensor in message.inputs
-    }
-    return frozenset(shapes.union(message.outputs or outputs))
+    )
 
 
 def refusal(message: Execute, text: str) -> Answer:

@@ -44,7 +44,6 @@ class SequenceIntake:
         self._channels = channels
         self._status = channels.status
         self._spec = spec = workspace.spec
-        self._outputs = workspace.outputs
         self._statistics = statistics
         self._ragged = ragged_inputs(spec, backend.stacks)
         self._iterative = spec.config.is_iterative
@@ -120,13 +119,12 @@ class SequenceIntake:
     def _step(
         self, connection: FrontendConnection, message: Execute, arrived_ns: int, expires_ns: int = 0
     ) -> Step[Key, Requested]:
-        kind = batch_kind(message, self._outputs, self._ragged)
         flags = flags_of(message.parameters)
         return Step(
             (connection, message.request),
             (connection, message),
             1,
-            kind or frozenset(message.outputs or self._outputs),
+            batch_kind(message, self._ragged),
             arrived_ns,
             message.deadline_ns,
             expires_ns=expires_ns,

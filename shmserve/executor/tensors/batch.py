@@ -67,8 +67,9 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
 
 
 class GatheredBatch:
-    """A batch of requests as a single request. The requests agree in all but their first dimension.
-    `rows`: number of rows of each request, in order."""
+    """A batch of requests as a single request, which wants every output that one of the requests
+    wants. The requests' inputs agree in all but their first dimension. `rows`: number of rows of
+    each request, in order."""
 
     def __init__(
         self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False
@@ -80,6 +81,8 @@ class GatheredBatch:
         self._memory = workspace.memory
         self._first = messages[0]
         self._callers = tuple(dict.fromkeys(c for m in messages for c in m.callers))
+        all_names = workspace.outputs
+        self._outputs = tuple(dict.fromkeys(o for m in messages for o in m.outputs or all_names))
         self._rooms: dict[str, Slot | DeviceRows] = {}
         self._inputs: dict[str, Input | DeviceRows] = {}
         # bytes filled so far, by input
@@ -132,7 +135,14 @@ class GatheredBatch:
             view = room.view[:nbytes].toreadonly()
             name = self._workspace.spec.name
             self._inputs[like.name] = Input(tensor, view, name, self._workspace.devices)
-        message = replace(first, parameters={}, places=(), deadline_ns=0, callers=self._callers)
+        message = replace(
+            first,
+            parameters={},
+            outputs=self._outputs,
+            places=(),
+            deadline_ns=0,
+            callers=self._callers,
+        )
         self._request = ExecutorRequest(self._workspace, message, self._inputs, watch)
         return self._request
 

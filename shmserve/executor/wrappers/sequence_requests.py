@@ -87,7 +87,8 @@ class SequenceRequest:
 
 
 class StackedRequest(SequenceRequest):
-    """Several requests as one. `inputs`: inputs of all requests, concatenated by rows."""
+    """Several requests as one, which wants every output that one of the requests wants. `inputs`:
+    inputs of all requests, concatenated by rows."""
 
     def __init__(
         self, requests: Sequence[Request], inputs: dict[str, MemoryInput], xp: Any
@@ -95,6 +96,7 @@ class StackedRequest(SequenceRequest):
         first = requests[0]
         super().__init__(first, inputs, (), xp)
         self._all = requests
+        self.requested = tuple(dict.fromkeys(name for r in requests for name in r.requested))
         self._placed = ()
         self.parameters, self.sequence = {}, None
         self.deadline_ns = 0

@@ -75,7 +75,8 @@ def own_doubled(request: Request) -> Response:
 
 
 class Clients:
-    """Requests from separate threads; results by request number, in the order of completion.
+    """Requests from separate threads; results by request number, in the order of completion. A
+    result is the first output; `names` has the names of all outputs.
 
     block: True: the model is busy with a request of one row from the beginning.
     """
@@ -86,6 +87,7 @@ class Clients:
         self.entry = rig.serve(gate, spec=spec)  # type: ignore[arg-type]
         self.loop = rig.executors[0].loop
         self.results: dict[int, Array | ShmserveError] = {}
+        self.names: dict[int, list[str]] = {}
         self.calls: dict[int, Call] = {}
         self.batch_bytes: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
@@ -93,27 +95,30 @@ class Clients:
             self.ask(-1, np.zeros((1, 1), np.float32))
             until(lambda: self.gate.entered == 1, "the model does not run")
 
-    def ask(self, number: int, array: Array, **parameters: int) -> None:
+    def ask(self, number: int, array: Array, **parameters: Any) -> None:
         thread = threading.Thread(target=self._run, args=(number, array, parameters))
         self._threads.append(thread)
         thread.start()
 
-    def queue(self, *arrays: Array, first: int = 0, **parameters: int) -> None:
+    def queue(self, *arrays: Array, first: int = 0, **parameters: Any) -> None:
         """Ask one after the other, each as soon as the previous request waits."""
         for number, array in enumerate(arrays, start=first):
             waiting = self.loop.queued
             self.ask(number, array, **parameters)
             until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")  # type: ignore[misc]
 
-    def _run(self, number: int, array: Array, parameters: dict[str, int]) -> None:
-        owner = parameters.pop("owner", 0)
-        options = RunOptions(parameters=dict(parameters), sequence_owner=owner)
+    def _run(self, number: int, array: Array, parameters: dict[str, Any]) -> None:
+        owner, outputs = parameters.pop("owner", 0), parameters.pop("outputs", ())
+        options = RunOptions(
+            parameters=dict(parameters), sequence_owner=owner, outputs=tuple(outputs)
+        )
         with self.rig.dispatcher.call(self.entry, options, cancellable=True) as call:
             self.calls[number] = call  # type: ignore[assignment]
             feed(call, array)
             try:
                 outcome = call.execute()
-                (out,) = outcome.outputs
+                self.names[number] = [output.name for output in outcome.outputs]
+                out = outcome.outputs[0]
                 result = np.frombuffer(bytes(out.view), np.float32).reshape(out.shape)
                 self.batch_bytes[number] = call.receipt.copied_batch
                 self.results[number] = result
@@ -160,6 +165,41 @@ def test_what_waits_meets_in_one_execution(rig: Rig, batching, model, width) -> 
     counts = read(rig.executors[0].status.counters)
     assert (counts.executions, counts.inferences, counts.requests) == (2, 7, 4)
     assert {size: values[0] for size, values in counts.batches.items()} == {1: 1, 6: 1}
+    clients.assert_no_slots()
+
+
+@pytest.mark.parametrize("form", [BatchForm.LISTED, BatchForm.STACKED])
+@pytest.mark.parametrize("offers", [True, False])
+def test_requests_for_different_outputs_share_a_batch(
+    rig: Rig, form: BatchForm, offers: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def model(request: Request) -> Response:
+        asked.append(request.requested)
+        given, outputs = request.inputs["IN"].numpy(), []
+        for name in request.requested:
+            array = request.offer(name, "FP32", given.shape) if offers else given.copy()
+            np.multiply(given, 2 if name == "OUT" else 3, out=array)
+            outputs.append(Output(name, "FP32", array))
+        return Response(tuple(outputs))
+
+    spec = spec_of(PLAIN)
+    three = msgspec.structs.replace(spec.outputs[0], name="THREE")
+    gate = Gate(model, form)
+    clients = Clients(rig, msgspec.structs.replace(spec, outputs=(*spec.outputs, three)), gate)
+    wanted = [("OUT",), ("THREE",), (), ("THREE", "OUT")]
+    for number, outputs in enumerate(wanted):
+        clients.queue(rows(2, 3000, number), first=number, outputs=outputs)
+    clients.finish()
+    both = ("OUT", "THREE")
+    each = [names or both for names in wanted]
+    assert gate.rows[1:] == ([[2] * 4] if form is BatchForm.LISTED else [[8]])
+    assert asked[1:] == (each if form is BatchForm.LISTED else [both])
+    for number, names in enumerate(each):
+        assert clients.names[number] == list(names)
+        factor = 2 if names[0] == "OUT" else 3
+        np.testing.assert_array_equal(clients.results[number], rows(2, 3000, number * factor))
     clients.assert_no_slots()
 
 

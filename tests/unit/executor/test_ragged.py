@@ -96,6 +96,13 @@ def test_a_ragged_batch_is_flat_and_its_outputs_are_each_requests_own(make, kind
         np.testing.assert_array_equal(outputs["TOLD"], request.inputs["W"].numpy() + 1)
 
 
+def test_a_batch_has_every_output_that_one_of_its_requests_wants(make: Make) -> None:
+    backend, _ = load(make(MODEL, CONFIG % ("BATCH_ELEMENT_COUNT", "INT32")))
+    given = requests()
+    given[0].requested, given[1].requested = ("Y",), ("TOLD",)
+    assert [set(arrays(response)) for response in backend.execute(given)] == [{"Y", "TOLD"}] * 3
+
+
 def test_an_output_of_another_size_is_everybodys_error(make: Make, monkeypatch) -> None:
     backend, _ = load(make(MODEL, CONFIG % ("BATCH_ELEMENT_COUNT", "INT32")))
     monkeypatch.setattr(f"{__name__}.SHORT", np.zeros(7, np.float32))
