@@ -402,6 +402,42 @@ def test_a_stream_that_is_left_is_cancelled(rig: Rig, calls: ModelCalls) -> None
     assert calls.begin(call("s", stream=True), []).next() is not None
 
 
+def test_cancelling_leaves_the_answers_that_have_come(rig: Rig, calls: ModelCalls) -> None:
+    sent = threading.Event()
+
+    def stay(request: Request) -> None:
+        for number in range(3):
+            out = request.offer("OUT", "FP32", (1,))
+            out[:] = number
+            request.responses.send(Response((Output("OUT", "FP32", out),)))
+        sent.set()
+        wait_until(lambda: request.cancelled, "the executor hears of the cancellation")
+        request.responses.send(None, final=True)
+
+    rig.serve(stay, spec=STREAM)
+    running = calls.begin(call("s", stream=True), [])
+    first = running.next()
+    assert sent.wait(30)
+    running.cancel()
+    answers = [first, running.next(), running.next()]
+    assert [a.outputs[0].array.tolist() for a in answers] == [[0], [1], [2]]
+    with pytest.raises(Cancelled):
+        running.next()
+    del answers, first
+    wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
+
+
+def test_a_cancelled_stream_ends_though_its_model_goes_on(rig: Rig, calls: ModelCalls) -> None:
+    rig.serve(counted(10_000), spec=STREAM)
+    running = calls.begin(call("s", stream=True), [])
+    assert running.next() is not None
+    running.cancel()
+    with pytest.raises(Cancelled):
+        for _ in range(100):
+            running.next()
+    wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
+
+
 def test_a_process_that_the_model_forks_calls_nobody(rig: Rig, calls: ModelCalls) -> None:
     """A forked process would send on the parent's sockets."""
     rig.serve(double)
