@@ -56,7 +56,8 @@ def step(model: str, takes: str, gives: str) -> EnsembleStep:
     return EnsembleStep(model, "", {"IN": takes}, {"OUT": gives})
 
 
-SUM = EnsembleStep("sum", "", {"A": "a", "B": "b"}, {"OUT": "OUT"})
+SUM = EnsembleStep("sum", "", {"A": "a", "B": "b"}, {"OUT": "OUT"})  # B is optional
+SUM_OF_B = EnsembleStep("sum", "", {"A": "b", "B": "a"}, {"OUT": "OUT"})
 
 
 def sums(request: Request) -> Response:
@@ -193,6 +194,22 @@ def test_an_optional_input(made: Any) -> None:
     np.testing.assert_array_equal(models.run("e", {"IN": ARRAY})["OUT"], ARRAY + 1)
     found = models.run("e", {"IN": ARRAY, "EXTRA": ARRAY})
     np.testing.assert_array_equal(found["OUT"], 2 * ARRAY + 1)
+    models.rig.assert_nothing_held()
+
+
+def test_a_step_may_leave_out_what_a_later_step_can_do_without(made: Any) -> None:
+    def one_of_two(request: Request) -> Response:
+        return Response((Output("OUT", "FP32", ARRAY),))
+
+    pair = EnsembleStep("two", "", {"IN": "IN"}, {"OUT": "a", "MORE": "b"})
+    needs_b = ensemble("n", "IN", "OUT", pair, SUM_OF_B)
+    models = made(ensemble("e", "IN", "OUT", pair, SUM), needs_b)
+    two = spec("two", outputs=tensors("OUT", "MORE"))
+    models.entries["two"] = models.rig.serve(one_of_two, spec=two)
+    models.serve(sum=sums)
+    np.testing.assert_array_equal(models.run("e", {"IN": ARRAY})["OUT"], ARRAY)
+    with pytest.raises(Internal, match=r"the model gave no output 'MORE' \(step 'two'\)"):
+        models.run("n", {"IN": ARRAY})
     models.rig.assert_nothing_held()
 
 
@@ -538,7 +555,7 @@ class OneOutput:
 
 def test_a_step_that_gives_too_little_has_given_nothing(made: Any) -> None:
     both = EnsembleStep("both", "", {"IN": "IN"}, {"OUT": "a", "MORE": "b"})
-    models = made(ensemble("e", "IN", "OUT", both, SUM))
+    models = made(ensemble("e", "IN", "OUT", both, SUM_OF_B))
     told = spec("both", outputs=tensors("OUT", "MORE"))
     models.entries["both"] = models.rig.serve(plus(1), spec=told)
     models.serve(sum=sums)
