@@ -247,6 +247,26 @@ def test_only_what_is_asked_for_is_computed_and_given(made: Any) -> None:
     models.rig.assert_nothing_held()
 
 
+def test_runs_are_counted_by_batch_with_the_times_of_the_steps(made: Any) -> None:
+    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "a"), step("ten", "a", "OUT"))
+    outer = ensemble("outer", "IN", "OUT", step("inner", "IN", "a"), step("slow", "a", "OUT"))
+    models = made(inner, msgspec.structs.replace(outer, max_batch_size=8))
+    models.serve(one=plus(1), ten=plus(10), slow=slow)
+    for rows in (1, 3, 3):
+        models.run("outer", {"IN": np.zeros((rows,), np.float32)})
+    with pytest.raises(DeadlineExceeded):
+        models.run("outer", {"IN": ARRAY}, timeout_s=0.1)
+    counts = models.rig.counts()
+    outside, inside = (counts[name, "1"].batches for name in ("outer", "inner"))
+    assert {size: values[1] for size, values in outside.items()} == {1: 1, 3: 2}
+    assert inside[1][1] >= 3
+    for last_ms, _, *stages_ns in (*outside.values(), *inside.values()):
+        assert last_ms > 0
+        assert min(stages_ns) > 0
+    assert outside[3][3] >= 2 * 0.3e9, "the slow step's time in `infer`"
+    models.rig.assert_nothing_held()
+
+
 def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     outer = ensemble(
         "outer", "IN", "OUT",

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -415,7 +416,8 @@ def test_cancelling_leaves_the_answers_that_have_come(rig: Rig, calls: ModelCall
     rig.serve(stay, spec=STREAM)
     running = calls.begin(call("s", stream=True), [])
     answers = [running.next()]
-    channel = running._call._attempt.unfinished.channel
+    inference: Any = running._call
+    channel = inference._attempt.unfinished.channel
     running.cancel()
     for _ in range(2):
         assert select.select([channel], [], [], 30)[0]

@@ -14,7 +14,7 @@ from shmserve.core.registry import ModelState
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.custom_metrics import Family, InstanceMetrics, MetricKind, Series
 from shmserve.core.stats.executor_counters import OTHER_SIZES
-from shmserve.core.stats.request_counters import OTHER, Reason
+from shmserve.core.stats.request_counters import OTHER, Reason, RequestCounts
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.routes.inference import body_reader
 from shmserve.protocol.control.stats_messages import (
@@ -25,6 +25,7 @@ from shmserve.protocol.control.stats_messages import (
     RegionsReport,
     Report,
 )
+from shmserve.tensor.spec import EnsembleStep
 from tests.unit.http_client import INFER, Client, as_json, error_of
 
 
@@ -107,6 +108,32 @@ def test_statistics_in_tritons_shape(client: Client) -> None:
     assert stats["batch_stats"][1]["compute_infer"] == {"count": 3, "ns": 2}
     assert stats["response_stats"]["0"]["success"] == {"count": 1, "ns": 15}
     assert stats["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": 4096}]
+
+
+def test_statistics_of_an_ensemble_are_sums_over_its_runs(client: Client) -> None:
+    spec = client.dispatcher.entries["batched"]["1"].spec
+    step = EnsembleStep("identity", "", {}, {})
+    client.dispatcher.put(msgspec.structs.replace(spec, name="e", steps=(step,)), ModelState.READY)
+    model = ModelReport("e", "1")
+    for role, last_ms in (("http", 7), ("grpc", 9)):
+        batches = {4: [last_ms, 2, 10, 20, 30], 1: [5, 1, 1, 2, 3]}
+        model.requests[role] = RequestCounts(succeeded=3, batches=batches)
+    client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), models=(model,))
+    (stats,) = client.get("/v2/models/e/stats").json["model_stats"]
+    assert (stats["last_inference"], stats["execution_count"], stats["inference_count"]) == (
+        9,
+        6,
+        18,
+    )
+    assert stats["inference_stats"]["queue"] == {"count": 6, "ns": 0}
+    assert stats["inference_stats"]["compute_infer"] == {"count": 6, "ns": 44}
+    assert [row["batch_size"] for row in stats["batch_stats"]] == [1, 4]
+    assert stats["batch_stats"][1] == {
+        "batch_size": 4,
+        "compute_input": {"count": 4, "ns": 20},
+        "compute_infer": {"count": 4, "ns": 40},
+        "compute_output": {"count": 4, "ns": 60},
+    }
 
 
 def test_statistics_of_all_models_also_of_those_never_asked(client: Client) -> None:
