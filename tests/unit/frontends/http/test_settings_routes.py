@@ -393,10 +393,6 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
         "nv_inference_compute_output_duration_us_total": 4,
         "nv_inference_pending_request_count": 2,
         "shmserve_pending_requests": 2,
-        "nv_cache_num_hits_per_model_total": 4,
-        "nv_cache_hit_duration_per_model_total": 40,
-        "nv_cache_num_misses_per_model_total": 6,
-        "nv_cache_miss_duration_per_model_total": 60,
     }.items():
         assert told[name]["identity", "1"] == value, name
     failures = told["nv_inference_request_failure_total"]
@@ -407,6 +403,28 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
     }
     plain = Client()
     assert b"nv_inference" not in plain.get("/metrics").body
+
+
+def test_tritons_names_of_cached_models() -> None:
+    client = Client(Settings(metrics_triton_names=True, response_cache_bytes=1 << 20))
+    client.dispatcher.coordinator.numbers = report()
+    assert b"nv_cache" not in client.get("/metrics").body
+    spec = client.dispatcher.entries["identity"]["1"].spec
+    config = msgspec.structs.replace(spec.config, response_cache={"enable": True})
+    cached = msgspec.structs.replace(spec, config=config)
+    client.dispatcher.put(cached, ModelState.READY)
+    told = samples(client)
+    for name, value in {
+        "nv_cache_num_hits_per_model_total": 4,
+        "nv_cache_hit_duration_per_model_total": 40,
+        "nv_cache_num_misses_per_model_total": 6,
+        "nv_cache_miss_duration_per_model_total": 60,
+    }.items():
+        assert told[name] == {("identity", "1"): value}, name
+    without = Client(Settings(metrics_triton_names=True))
+    without.dispatcher.coordinator.numbers = report()
+    without.dispatcher.put(cached, ModelState.READY)
+    assert b"nv_cache" not in without.get("/metrics").body
 
 
 def test_names_and_labels_follow_the_conventions(client: Client) -> None:
