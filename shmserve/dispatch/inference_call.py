@@ -65,8 +65,9 @@ class InferenceCall(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Make `execute` or `stream` raise `Cancelled` at once. Any other thread may call this
-        method, at any time, including before and after. Only for calls made `cancellable`."""
+        """Make `execute` or `stream` raise `Cancelled` as soon as no answer waits to be read; an
+        ensemble drops waiting answers. Any other thread may call this method, at any time,
+        including before and after. Only for calls made `cancellable`."""
         ...
 
     def lend(self) -> Callable[[], None]:

@@ -100,7 +100,8 @@ class RunningCall(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Make `next` raise `Cancelled` at once; from any thread."""
+        """Make `next` raise `Cancelled` after the answers that have come already; from any
+        thread."""
         ...
 
     def abandoned(self) -> None:

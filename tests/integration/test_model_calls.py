@@ -83,6 +83,7 @@ def test_responses_of_decoupled_models(server: Server) -> None:
     ("call", "code", "text"),
     [
         ('worker {"do": "fail"}', 1, "the worker did not like it"),
+        ("nobody", 2, "Request for unknown model: 'nobody' is not found"),
         ("nobody", 2, "the inference request. Model 'nobody' is not ready."),
         ("counter", 5, "decoupled"),
         ("bls_stream", 5, "decoupled"),

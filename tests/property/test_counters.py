@@ -180,6 +180,32 @@ def test_keys_are_counted_by_name_beside_the_models(names: list, rows: int) -> N
     assert sum(counts.succeeded for counts in models.values()) == len(names)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=40), st.integers(0, 9)
+)
+def test_runs_of_ensembles_are_counted_by_batch_size(runs: list, rows: int) -> None:
+    page = words(request_counters.nwords(rows))
+    counters = RequestCounters(page)
+    for now_ms, (model, size) in enumerate(runs):
+        counters.ran(model, "1", size, (now_ms, 1, 2, 3, 4))
+    found = request_counters.read(page)
+    total = RequestCounts()
+    for counts in (*found.values(), *found.values()):
+        total.add(counts)
+    seen = [(key[0], size) for key, counts in found.items() for size in counts.batches]
+    assert set(seen) <= set(runs)
+    assert len(seen) == min(rows, len(set(runs)))
+    for (model, _), counts in found.items():
+        for size, (last_ms, *values) in counts.batches.items():
+            count = runs.count((model, size))
+            assert runs[last_ms] == (model, size)
+            assert (model, size) not in runs[last_ms + 1 :]
+            assert values == [count, 2 * count, 3 * count, 4 * count]
+    assert sum(values[1] for values in total.batches.values()) <= 2 * len(runs)
+    assert all(total.batches[size][0] >= counts.batches[size][0]
+               for counts in found.values() for size in counts.batches)  # fmt: skip
+
+
 @given(st.lists(REQUEST, max_size=40), st.lists(REQUEST, max_size=40))
 def test_counts_survive_the_way_to_a_file_and_back_and_add_up(one: list, other: list) -> None:
     total = RequestCounts()

@@ -8,8 +8,9 @@ moments a few microseconds apart. The values are used for statistics only (I7), 
 a run, which delays the end of executors within a limit.
 
 A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last
-three belong to frontends: start of the oldest run of an ensemble under way (CLOCK_MONOTONIC, in
-nanoseconds; 0: none), number of rows for model versions, and rows of keys in use.
+four belong to frontends: rows of ensembles' batch sizes in use, start of the oldest run of an
+ensemble under way (CLOCK_MONOTONIC, in nanoseconds; 0: none), number of rows for model versions,
+and rows of keys in use.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from msgspec import Struct
 
 Words = memoryview  # with format "Q"
 
-MAGIC = 0x73686D636E740001  # "shmcnt", layout 1
+MAGIC = 0x73686D636E740002  # "shmcnt", layout 2
 HEAD_WORDS = 16
 ROWS_WORD = 1
 _GAUGES = 2
+BATCHES_WORD = HEAD_WORDS - 4
 OLDEST_RUN_WORD = HEAD_WORDS - 3
 MODELS_WORD = HEAD_WORDS - 2
 KEYS_WORD = HEAD_WORDS - 1

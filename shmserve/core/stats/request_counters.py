@@ -2,7 +2,8 @@
 
 Rows follow the head of the page. Row 0 counts model versions without a row of their own (`OTHER`).
 A row's name is complete before the number of rows in use includes the row. As many rows for keys
-follow in the same way, with the number of requests sent with each key.
+follow in the same way, with the number of requests sent with each key, and as many rows for
+ensembles' batch sizes, with the requests of each size and the times of their steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct, field
 
 from shmserve import errors
 from shmserve.core.stats.counter_pages import (
+    BATCHES_WORD,
     BOUNDS_NS,
     BUCKETS,
     HEAD_WORDS,
@@ -63,13 +65,16 @@ OTHER_KEYS = "(other)"
 _KEY_WORDS = 10  # length in bytes of the name, the name, requests
 _KEY_BYTES = (_KEY_WORDS - 2) * 8
 _KEY_COUNT = _KEY_WORDS - 1
+BATCH = ("last_ms", "requests", "input_ns", "infer_ns", "output_ns")
+_BATCH_WORDS = _NAME_WORDS + 1 + len(BATCH)  # "name/version/size", the size, the values
+_ROWS_WORDS = ROW_WORDS + _KEY_WORDS + _BATCH_WORDS  # one row of each kind
 assert _CACHE + len(CACHE) <= ROW_WORDS
 
 
 class RequestCounts(Struct, array_like=True):
     """Sums over frontends. `buckets`: histogram of the times of answered requests. `in_flight`:
     requests with executors now; 0 for ended frontends. `cache`: counts of cache look-ups, by
-    `CACHE`."""
+    `CACHE`. `batches`: for ensembles, batch elements -> values of the requests, by `BATCH`."""
 
     succeeded: int = 0
     success_ns: int = 0
@@ -79,6 +84,7 @@ class RequestCounts(Struct, array_like=True):
     buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     in_flight: int = 0
     cache: list[int] = field(default_factory=lambda: [0] * len(CACHE))
+    batches: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
@@ -99,11 +105,14 @@ class RequestCounts(Struct, array_like=True):
         add_each(self.buckets, other.buckets)
         self.in_flight += other.in_flight
         add_each(self.cache, other.cache)
+        for size, (last_ms, *values) in other.batches.items():
+            row = self.batches.setdefault(size, [0] * len(BATCH))
+            add_each(row, [max(0, last_ms - row[0]), *values])
 
 
 def nwords(rows: int) -> int:
-    """Return the words of a page for `rows` model versions and as many keys."""
-    return HEAD_WORDS + (rows + 1) * (ROW_WORDS + _KEY_WORDS)
+    """Return the words of a page for `rows` model versions and as many keys and batch sizes."""
+    return HEAD_WORDS + (rows + 1) * _ROWS_WORDS
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -127,13 +136,16 @@ class RequestCounters:
     def __init__(self, words: Words) -> None:
         self._words = words
         self._bytes = words.cast("B")
-        self._limit = (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS)
+        self._limit = (len(words) - HEAD_WORDS) // _ROWS_WORDS
         first_key = HEAD_WORDS + self._limit * ROW_WORDS
         self._rows: _NamedRows[tuple[str, str]] = _NamedRows(
             HEAD_WORDS, ROW_WORDS, _NAME_BYTES, ROWS_WORD
         )
         self._keys: _NamedRows[str] = _NamedRows(first_key, _KEY_WORDS, _KEY_BYTES, KEYS_WORD)
-        words[ROWS_WORD] = words[KEYS_WORD] = 1
+        self._batches: _NamedRows[tuple[str, str, int]] = _NamedRows(
+            first_key + self._limit * _KEY_WORDS, _BATCH_WORDS, _NAME_BYTES, BATCHES_WORD
+        )
+        words[ROWS_WORD] = words[KEYS_WORD] = words[BATCHES_WORD] = 1
         words[MODELS_WORD] = self._limit
         words[0] = MAGIC
 
@@ -167,6 +179,16 @@ class RequestCounters:
         at = row + _CACHE + (HITS if hit else MISSES)
         self._words[at] += 1
         self._words[at + 1] += ns
+
+    def ran(self, model: str, version: str, size: int, values: Sequence[int]) -> None:
+        """Count an ensemble's run for a request of `size` batch elements. `values`: by `BATCH`."""
+        key, rows = (model, version, size), self._batches
+        at = rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}/{size}")
+        at += _NAME_WORDS
+        self._words[at] = size
+        self._words[at + 1] = values[0]
+        for index, value in enumerate(values[1:], at + 2):
+            self._words[index] += value
 
     def show_in_flight(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Set the number of requests with executors now, by model version. Model versions not in
@@ -223,6 +245,14 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
             rows_by_model.setdefault(_name(words, at), RequestCounts()).add(counts)
         elif counts.requests or counts.in_flight or any(counts.copied):
             rows_by_model[OTHER] = counts
+    first = HEAD_WORDS + _rows_of(words) * (ROW_WORDS + _KEY_WORDS)
+    for number in range(1, min(words[BATCHES_WORD], _rows_of(words))):
+        at = first + number * _BATCH_WORDS
+        name, _ = _name(words, at)
+        model, _, version = name.rpartition("/")
+        size, *values = words[at + _NAME_WORDS : at + _BATCH_WORDS]
+        counts = RequestCounts(batches={size: values})
+        rows_by_model.setdefault((model, version), RequestCounts()).add(counts)
     return rows_by_model
 
 
@@ -243,7 +273,7 @@ def read_keys(words: Words) -> dict[str, int]:
 def _rows_of(words: Words) -> int:
     """Return the largest number of rows of each kind on a page. The page's own number is not
     trusted."""
-    return min(words[MODELS_WORD], (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS))
+    return min(words[MODELS_WORD], (len(words) - HEAD_WORDS) // _ROWS_WORDS)
 
 
 def _name(words: Words, at: int) -> tuple[str, str]:

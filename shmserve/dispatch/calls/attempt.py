@@ -31,8 +31,9 @@ _RUNS = 2  # most runs of one request, as a request may kill executors
 
 
 class Cancellation:
-    """Makes a waiting call give up at once, from any thread. Uses an event on a loop; elsewhere an
-    eventfd, which is polled together with the connection."""
+    """Makes a waiting call give up, from any thread, once the call has taken answers that have come
+    already. Uses an event on a loop; elsewhere an eventfd, which is polled together with the
+    connection."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -57,8 +58,8 @@ class Cancellation:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
-        """Wait until the connection is readable, at most `timeout_s` seconds. Raise Cancelled if
-        `cancel` was called."""
+        """Wait until the connection is readable or `cancel` was called, at most `timeout_s`
+        seconds."""
         waiter, channel = installed.waiter, connection.channel
         if waiter is not None and self._event is not None:
             self._event.wait(timeout_s, channel.readiness or channel.watch(waiter))
@@ -67,8 +68,6 @@ class Cancellation:
             poll.register(self._fd, select.POLLIN)
             poll.register(channel.fileno(), select.POLLIN)
             poll.poll(timeout_s * 1000)
-        if self.requested:
-            raise errors.Cancelled("the request was cancelled")
 
     def close(self) -> None:
         if self._event is not None:
@@ -231,6 +230,8 @@ class Attempt(Struct, eq=False):
                 received = connection.channel.receive_within(tick_s)
                 if received is not None:
                     answer = pool.take(*received)
+                elif cancellation is not None and cancellation.requested:
+                    raise errors.Cancelled("the request was cancelled")
                 elif on_wait is not None and not on_wait():
                     raise errors.Cancelled("the client has gone")
             if answer.request != message.request or not (answer.final or message.credit):

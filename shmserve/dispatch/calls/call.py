@@ -66,8 +66,7 @@ class Call(CallScope):
         self._cancellation = Cancellation() if cancellable else None
 
     def cancel(self) -> None:
-        """Make `execute` or `stream` raise `Cancelled` at once. For any thread, at any time, but
-        only for a call made `cancellable`."""
+        """Make `execute` or `stream` raise `Cancelled`, as `InferenceCall.cancel`."""
         assert self._cancellation is not None, "the call was not made cancellable"
         self._cancellation.cancel()
 
@@ -146,6 +145,7 @@ class Call(CallScope):
         attempt = self._begin(credit)
         answer = attempt.first()
         owed = 0  # answers consumed but not acknowledged
+        cancellation = self._cancellation
         try:
             while True:
                 self._accept(answer)
@@ -155,7 +155,9 @@ class Call(CallScope):
                 owed += 1
                 # Outputs forwarded to other executors have come back to the pool.
                 back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
-                if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
+                if cancellation is not None and cancellation.requested:
+                    pass  # without credit, the model sends no further answers
+                elif 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
                     attempt.acknowledge(owed, (*self._held, *back))
                     self._held, self._held_bytes, owed = [], 0, 0
                 due_ns, late = time.monotonic_ns() + int(limits.answer_s * 1e9), overdue

@@ -8,7 +8,7 @@ afterwards finds its own requests counted.
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import Self
 
 from msgspec import Struct
@@ -113,6 +113,13 @@ class RequestCounting:
         """Count a request with the key of this name."""
         with self._lock:
             self._counters.keyed(name)
+
+    def ran(self, entry: ModelEntry, batch: int, receipt: Receipt) -> None:
+        """Count an answered run of an ensemble on `batch` elements, with the times of its steps."""
+        infer_ns = receipt.compute_ns - receipt.input_ns - receipt.output_ns
+        values = (time_ns() // 1_000_000, 1, receipt.input_ns, infer_ns, receipt.output_ns)
+        with self._lock:
+            self._counters.ran(entry.spec.name, entry.spec.version, batch, values)
 
     def run_begun(self) -> int:
         """Note that a run of an ensemble begins. Return the number for `run_over`."""

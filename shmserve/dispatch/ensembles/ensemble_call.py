@@ -58,6 +58,8 @@ class EnsembleCall(CallScope):
         self.account = Account(data.counting, data.tracer, entry, self.receipt)
         self._settings = data.settings
         self._memory = data.memory
+        self._counting = data.counting
+        self._batch = 1  # elements of the request
         self._options = options
         self._timeout_s = options.timeout_s or data.settings.request_timeout_s
         self._limits = options.stream or StreamLimits(self._timeout_s, time.monotonic_ns())
@@ -73,7 +75,7 @@ class EnsembleCall(CallScope):
             make_call,
         )
         self._tensors = self._steps.tensors
-        self._run = data.counting.run_begun()
+        self._run = self._counting.run_begun()
 
     # ------------------------------------------------------------------- inputs
 
@@ -93,12 +95,17 @@ class EnsembleCall(CallScope):
         if not isinstance(at, RegionRef):
             self._memory.seal_and_lease(at)
             self._reserved.remove(at)
-        self._tensors.add((name, ONCE), StepTensor(datatype, shape, at))
+        self._add(name, StepTensor(datatype, shape, at))
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
         """Add a tensor of the outer ensemble, as `StepCall.add_tensor`."""
         self._tensors.lease(tensor)
+        self._add(name, tensor)
+
+    def _add(self, name: str, tensor: StepTensor) -> None:
         self._tensors.add((name, ONCE), tensor)
+        if self.entry.spec.max_batch_size and tensor.shape:
+            self._batch = tensor.shape[0]
 
     # ------------------------------------------------------------------ running
 
@@ -113,6 +120,7 @@ class EnsembleCall(CallScope):
         finally:
             self._steps.end()
         self.receipt.finish()
+        self._counting.ran(self.entry, self._batch, self.receipt)
         return outcome
 
     def stream(self) -> Iterator[Outcome]:
@@ -123,6 +131,7 @@ class EnsembleCall(CallScope):
                     self.account.failed(answer.error)
                 elif answer.final:
                     self.receipt.finish()
+                    self._counting.ran(self.entry, self._batch, self.receipt)
                     self.account.answered()
                 yield answer
         except GeneratorExit:
@@ -197,5 +206,5 @@ class EnsembleCall(CallScope):
         reserved, self._reserved = self._reserved, []
         for slot in reserved:
             self._memory.reclaim(slot)
-        self.account.counting.run_over(self._run)
+        self._counting.run_over(self._run)
         self.account.close()

@@ -146,12 +146,22 @@ class EnsembleSteps:
                 value = call.give(name) if passed or tensor in self._options.outputs else None
                 if value is not None:
                     given[tensor] = value
-                elif passed:
+                elif passed and not self._optional(tensor):
                     raise errors.Internal(f"the model gave no output '{name}'")
         except BaseException:
             self.tensors.release(given.values())
             raise
         return given
+
+    def _optional(self, tensor: str) -> bool:
+        """Return True if all steps that take the tensor can run without the tensor."""
+        return all(
+            taken.optional
+            for step in self._spec.steps
+            if tensor in step.inputs.values()
+            for taken in self._model(step).spec.inputs
+            if step.inputs.get(taken.name) == tensor
+        )
 
     def _begin(self, run: Run) -> AnyCall:
         """Return the call of a step with its inputs. Release tensors that no other step takes."""

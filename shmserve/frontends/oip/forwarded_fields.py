@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip.request import RESERVED_PREFIX
 
-# Parameters with a meaning fixed by the protocol
+# Parameters with a meaning fixed by the protocol, and a name that Triton reserves beside them
 _PROTOCOL_PARAMETERS = {
     "sequence_id",
     "sequence_start",
@@ -17,6 +17,7 @@ _PROTOCOL_PARAMETERS = {
     "priority",
     "timeout",
     "binary_data_output",
+    "headers",
 }
 _CASE_SENSITIVE = "(?-i)"  # RE2's prefix of case-sensitive patterns
 

@@ -10,8 +10,8 @@ from shmserve.tensor.spec import TensorSpec
 # Only extensions of this server, in Triton's order
 EXTENSIONS = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
-    "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data",
-    "parameters", "statistics", "trace", "logging",
+    "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
+    "binary_tensor_data", "parameters", "statistics", "trace", "logging",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.core.stats.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
+from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.errors import NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.stats_messages import ModelReport, Report
@@ -48,17 +49,18 @@ class Statistics:
 
 
 def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str, Any]:
-    """Return the statistics of one version. An ensemble has no executor of its own to count runs:
-    its runs are its successful requests without cache hits."""
+    """Return the statistics of one version. An ensemble has no executor of its own: frontends count
+    its runs."""
     requests, runs = model.all_requests(), model.runs
-    answered = max(0, requests.succeeded - requests.cache[0])  # by the ensemble's steps
+    if ensemble:
+        runs = _runs_of_ensemble(requests)
     stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
     return {
         "name": model.model,
         "version": model.version,
         "last_inference": runs.last_inference_ms,
-        "inference_count": answered if ensemble else runs.inferences,
-        "execution_count": answered if ensemble else runs.executions,
+        "inference_count": runs.inferences,
+        "execution_count": runs.executions,
         "inference_stats": {
             "success": _duration(requests.succeeded, requests.success_ns),
             "fail": _duration(requests.failed, requests.fail_ns),
@@ -70,6 +72,16 @@ def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str,
         "batch_stats": _batches(runs),
         "memory_usage": _memory(model, report),
     }
+
+
+def _runs_of_ensemble(requests: RequestCounts) -> ExecutorCounts:
+    """Return an ensemble's runs, with the times of their steps, in the form of an executor's."""
+    runs = ExecutorCounts()
+    for size, (last_ms, *values) in requests.batches.items():
+        runs.last_inference_ms = max(runs.last_inference_ms, last_ms)
+        runs.add_batches(size, values)
+    runs.requests = runs.executions
+    return runs
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

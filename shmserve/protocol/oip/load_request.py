@@ -48,7 +48,10 @@ def overrides(
         elif key.startswith(_FILE):
             if not isinstance(value, bytes):
                 raise InvalidArgument(f"parameter '{_shown(key)}' must be the file's content")
-            files[_path(name, key)] = value
+            path = _path(name, key)
+            if path in files:
+                raise InvalidArgument(f"parameter '{_shown(key)}': file '{path}' is given twice")
+            files[path] = value
         else:
             raise InvalidArgument(
                 f"unexpected parameter '{_shown(key)}': 'config' and 'file:<path>' are known"
@@ -74,8 +77,9 @@ def _check_sizes(config: str, files: dict[str, bytes], settings: Settings) -> No
 
 
 def _path(name: str, key: str) -> str:
-    """Return the relative path of a file override, which cannot lead out of the model's folder."""
-    path = key.removeprefix(_FILE)
+    """Return the relative path of a file override, which cannot lead out of the model's folder. As
+    in Triton, a slash before the path is ignored."""
+    path = key.removeprefix(_FILE).removeprefix("/")
     parts = path.split("/")
     fine = len(path) <= _LONGEST_PATH and len(parts) <= _DEEPEST and path.isprintable()
     for part in parts:

@@ -196,7 +196,7 @@ def check_parameters(given: dict[str, Parameter]) -> None:
         if key.startswith(RESERVED_PREFIX):
             raise InvalidArgument(
                 f"parameter '{key}': parameter keys starting with '{RESERVED_PREFIX}' are reserved"
-                " and should not be specified"
+                " for Triton usage and should not be specified"
             )
         if key in ("sequence_start", "sequence_end", "binary_data_output"):
             if not isinstance(value, bool):

@@ -56,7 +56,8 @@ def step(model: str, takes: str, gives: str) -> EnsembleStep:
     return EnsembleStep(model, "", {"IN": takes}, {"OUT": gives})
 
 
-SUM = EnsembleStep("sum", "", {"A": "a", "B": "b"}, {"OUT": "OUT"})
+SUM = EnsembleStep("sum", "", {"A": "a", "B": "b"}, {"OUT": "OUT"})  # B is optional
+SUM_OF_B = EnsembleStep("sum", "", {"A": "b", "B": "a"}, {"OUT": "OUT"})
 
 
 def sums(request: Request) -> Response:
@@ -196,6 +197,22 @@ def test_an_optional_input(made: Any) -> None:
     models.rig.assert_nothing_held()
 
 
+def test_a_step_may_leave_out_what_a_later_step_can_do_without(made: Any) -> None:
+    def one_of_two(request: Request) -> Response:
+        return Response((Output("OUT", "FP32", ARRAY),))
+
+    pair = EnsembleStep("two", "", {"IN": "IN"}, {"OUT": "a", "MORE": "b"})
+    needs_b = ensemble("n", "IN", "OUT", pair, SUM_OF_B)
+    models = made(ensemble("e", "IN", "OUT", pair, SUM), needs_b)
+    two = spec("two", outputs=tensors("OUT", "MORE"))
+    models.entries["two"] = models.rig.serve(one_of_two, spec=two)
+    models.serve(sum=sums)
+    np.testing.assert_array_equal(models.run("e", {"IN": ARRAY})["OUT"], ARRAY)
+    with pytest.raises(Internal, match=r"the model gave no output 'MORE' \(step 'two'\)"):
+        models.run("n", {"IN": ARRAY})
+    models.rig.assert_nothing_held()
+
+
 def test_what_an_answer_says_of_sequences_is_not_said_to_the_next_step(made: Any) -> None:
     told: list[dict[str, Any]] = []
 
@@ -227,6 +244,26 @@ def test_only_what_is_asked_for_is_computed_and_given(made: Any) -> None:
     assert list(models.run("e", {"IN": ARRAY}, outputs=("b",))) == ["b"]
     assert list(models.run("e", {"IN": ARRAY})) == ["a", "b"]
     assert asked == [("MORE",), ("OUT", "MORE")]
+    models.rig.assert_nothing_held()
+
+
+def test_runs_are_counted_by_batch_with_the_times_of_the_steps(made: Any) -> None:
+    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "a"), step("ten", "a", "OUT"))
+    outer = ensemble("outer", "IN", "OUT", step("inner", "IN", "a"), step("slow", "a", "OUT"))
+    models = made(inner, msgspec.structs.replace(outer, max_batch_size=8))
+    models.serve(one=plus(1), ten=plus(10), slow=slow)
+    for rows in (1, 3, 3):
+        models.run("outer", {"IN": np.zeros((rows,), np.float32)})
+    with pytest.raises(DeadlineExceeded):
+        models.run("outer", {"IN": ARRAY}, timeout_s=0.1)
+    counts = models.rig.counts()
+    outside, inside = (counts[name, "1"].batches for name in ("outer", "inner"))
+    assert {size: values[1] for size, values in outside.items()} == {1: 1, 3: 2}
+    assert inside[1][1] >= 3
+    for last_ms, _, *stages_ns in (*outside.values(), *inside.values()):
+        assert last_ms > 0
+        assert min(stages_ns) > 0
+    assert outside[3][3] >= 2 * 0.3e9, "the slow step's time in `infer`"
     models.rig.assert_nothing_held()
 
 
@@ -538,7 +575,7 @@ class OneOutput:
 
 def test_a_step_that_gives_too_little_has_given_nothing(made: Any) -> None:
     both = EnsembleStep("both", "", {"IN": "IN"}, {"OUT": "a", "MORE": "b"})
-    models = made(ensemble("e", "IN", "OUT", both, SUM))
+    models = made(ensemble("e", "IN", "OUT", both, SUM_OF_B))
     told = spec("both", outputs=tensors("OUT", "MORE"))
     models.entries["both"] = models.rig.serve(plus(1), spec=told)
     models.serve(sum=sums)

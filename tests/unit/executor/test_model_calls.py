@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -400,6 +402,41 @@ def test_a_stream_that_is_left_is_cancelled(rig: Rig, calls: ModelCalls) -> None
     del running
     wait_until(lambda: nothing_is_held(rig, calls), "everything comes back")
     assert calls.begin(call("s", stream=True), []).next() is not None
+
+
+def test_cancelling_leaves_the_answers_that_have_come(rig: Rig, calls: ModelCalls) -> None:
+    def stay(request: Request) -> None:
+        for number in range(3):
+            out = request.offer("OUT", "FP32", (1,))
+            out[:] = number
+            request.responses.send(Response((Output("OUT", "FP32", out),)))
+        wait_until(lambda: request.cancelled, "the executor hears of the cancellation")
+        request.responses.send(None, final=True)
+
+    rig.serve(stay, spec=STREAM)
+    running = calls.begin(call("s", stream=True), [])
+    answers = [running.next()]
+    inference: Any = running._call
+    channel = inference._attempt.unfinished.channel
+    running.cancel()
+    for _ in range(2):
+        assert select.select([channel], [], [], 30)[0]
+        answers.append(running.next())
+    assert [a.outputs[0].array.tolist() for a in answers] == [[0], [1], [2]]
+    with pytest.raises(Cancelled):
+        running.next()
+    del answers
+    wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
+
+
+def test_a_cancelled_stream_ends_though_its_model_goes_on(rig: Rig, calls: ModelCalls) -> None:
+    rig.serve(counted(10_000), spec=STREAM)
+    running = calls.begin(call("s", stream=True), [])
+    assert running.next() is not None
+    running.cancel()
+    with pytest.raises(Cancelled):
+        list(iter(running.next, None))
+    wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
 
 def test_a_process_that_the_model_forks_calls_nobody(rig: Rig, calls: ModelCalls) -> None:

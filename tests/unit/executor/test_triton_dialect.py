@@ -189,6 +189,7 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
             "pb.InferenceRequest(inputs=[], requested_output_names=[1], model_name='x')",
             "requested_output_names cannot be int",
         ),
+        (f"{CALL}, inputs=[], correlation_id=None)", "TypeError: InferenceRequest: argument 'corr"),
         (
             f"{CALL}, inputs=[], correlation_id=1.5)",
             "TritonModelException: Correlation ID must be integer or string",

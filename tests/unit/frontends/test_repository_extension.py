@@ -100,7 +100,7 @@ def test_a_name_must_be_given(repository: Repository, name: Any) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("", "/etc/x", "../x", "1/../../x", "1//x", "1/.", "1/", "a\\b", "a\0"),
+        *("", "//etc/x", "/../x", "../x", "1/../../x", "1//x", "1/.", "1/", "a\\b", "a\0"),
         *("1/" + "x" * 256, "/".join("abcdefghi")),
     ],
 )
@@ -109,9 +109,15 @@ def test_a_file_stays_inside_the_model(repository: Repository, path: str) -> Non
         repository.load("m", {"config": "{}", f"file:{path}": b""}, caller)
 
 
+def test_a_slash_before_the_path_of_a_file_is_ignored(repository, dispatcher) -> None:
+    repository.load("m", {"config": "{}", "file:/1/model.py": b"x"}, caller)
+    assert dispatcher.coordinator.loads == [("m", "{}", {"1/model.py": b"x"})]
+
+
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
+        ({"config": "{}", "file:/1/x": b"", "file:1/x": b""}, "'file:1/x': file '1/x' is given tw"),
         ({"file:1/x": b""}, "'config' is missing"),
         ({"config": 3}, "'config' must be a string"),
         ({"config": "{}", "file:1/x": "text"}, "must be the file's content"),

@@ -104,7 +104,7 @@ def test_tokens_that_are_no_json_are_numbers() -> None:
         ({"parameters": [1]}, "parameters must be an object, got an array"),
         ({"parameters": {"a": {"b": 1}}}, "parameter 'a' has invalid type"),
         ({"parameters": {"a": None}}, "parameter 'a' has invalid type"),
-        ({"parameters": {"triton_x": 1}}, "'triton_' are reserved"),
+        ({"parameters": {"triton_x": 1}}, "'triton_' are reserved for Triton usage"),
         ({"parameters": {"priority": -1}}, "'priority' must be a non-negative integer, got -1"),
         ({"parameters": {"priority": True}}, "'priority' must be a non-negative integer"),
         ({"parameters": {"timeout": "x"}}, "'timeout' must be a non-negative integer, got 'x'"),

@@ -31,7 +31,7 @@ class CalledRequest(Struct, frozen=True):
     """Fields of a request that a model has made, with the attributes of a received request.
 
     Raises:
-        TypeError: a field has a wrong type, or an input is no tensor.
+        TypeError: a field has a wrong type or is None, or an input is no tensor.
         TritonModelException: an input is None, or the correlation id is neither a number nor text.
     """
 
@@ -54,6 +54,7 @@ class CalledRequest(Struct, frozen=True):
         for name in self.requested_output_names:
             _check("requested_output_names", name, str)
         check_tensors("inputs", self.inputs)
+        _check("correlation_id", self.correlation_id, object)
         if not isinstance(self.correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
 

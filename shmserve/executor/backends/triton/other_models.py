@@ -153,7 +153,8 @@ class ResponseIterator:
         return first
 
     def cancel(self) -> None:
-        """Cancel the call: the next response has the error CANCELLED."""
+        """Cancel the call: a response with the error CANCELLED follows the responses that have
+        come already."""
         self._answers.cancel()
 
 
@@ -173,12 +174,14 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
 
 
 def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveError:
-    """Return the error of a failed call, in Triton's words if the model is missing or not ready."""
+    """Return the error of a failed call. If the model is missing or not ready, the text has the
+    words of Triton's inference API, and the words that Triton's tests of `exec` look for."""
     if not error.message.startswith("Request for unknown model"):
         return error
     return from_code(
         error.code,
-        f"Failed for execute the inference request. Model '{request.model_name}' is not ready.",
+        f"{error.message}. Failed for execute the inference request. Model"
+        f" '{request.model_name}' is not ready.",
     )
 
 

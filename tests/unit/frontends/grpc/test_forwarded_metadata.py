@@ -38,12 +38,13 @@ def test_nothing_is_forwarded_without_a_pattern_or_in_another_case() -> None:
             assert parameters(rig) == {}
 
 
-@pytest.mark.parametrize("key", ["sequence_id", "sequence-id", "triton_x", "priority"])
+@pytest.mark.parametrize("key", ["sequence_id", "sequence-id", "triton_x", "priority", "headers"])
 def test_reserved_keys_are_refused(key: str) -> None:
     with Rig(grpc_header_forward_pattern=".*") as rig:
         code, details = rig.client.error("ModelInfer", request(), metadata=((key, "1"),))
         assert code == "INVALID_ARGUMENT"
         assert f"header '{key}' cannot be forwarded" in details
+        assert "reserved for Triton usage" in details
 
 
 def test_no_model_sees_a_key(tmp_path) -> None:

@@ -28,7 +28,7 @@ def test_server_metadata(client: Client) -> None:
     answer = client.get("/v2")
     assert answer.headers["content-type"] == "application/json"
     assert answer.json["name"] == "shmserve"
-    assert "binary_tensor_data" in answer.json["extensions"]
+    assert {"binary_tensor_data", "schedule_policy"} <= set(answer.json["extensions"])
     named = Client(Settings(server_name="triton"))
     assert named.get("/v2").json["name"] == "triton"
 

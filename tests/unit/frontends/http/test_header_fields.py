@@ -63,7 +63,9 @@ def test_names_with_underscores_are_forwarded_as_they_are(path: str) -> None:
     assert connections.parameters == expected
 
 
-@pytest.mark.parametrize("name", ["sequence_id", "sequence-id", "SEQUENCE_ID", "triton_x"])
+@pytest.mark.parametrize(
+    "name", ["sequence_id", "sequence-id", "SEQUENCE_ID", "triton_x", "headers"]
+)
 def test_reserved_names_are_refused_however_they_are_written(name: str) -> None:
     status, said = Connections(http_header_forward_pattern=".*").infer(f"{name}: 1")
     assert status == 400

@@ -14,7 +14,7 @@ from shmserve.core.registry import ModelState
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.custom_metrics import Family, InstanceMetrics, MetricKind, Series
 from shmserve.core.stats.executor_counters import OTHER_SIZES
-from shmserve.core.stats.request_counters import OTHER, Reason
+from shmserve.core.stats.request_counters import OTHER, Reason, RequestCounts
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.routes.inference import body_reader
 from shmserve.protocol.control.stats_messages import (
@@ -25,6 +25,7 @@ from shmserve.protocol.control.stats_messages import (
     RegionsReport,
     Report,
 )
+from shmserve.tensor.spec import EnsembleStep
 from tests.unit.http_client import INFER, Client, as_json, error_of
 
 
@@ -107,6 +108,32 @@ def test_statistics_in_tritons_shape(client: Client) -> None:
     assert stats["batch_stats"][1]["compute_infer"] == {"count": 3, "ns": 2}
     assert stats["response_stats"]["0"]["success"] == {"count": 1, "ns": 15}
     assert stats["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": 4096}]
+
+
+def test_statistics_of_an_ensemble_are_sums_over_its_runs(client: Client) -> None:
+    spec = client.dispatcher.entries["batched"]["1"].spec
+    step = EnsembleStep("identity", "", {}, {})
+    client.dispatcher.put(msgspec.structs.replace(spec, name="e", steps=(step,)), ModelState.READY)
+    model = ModelReport("e", "1")
+    for role, last_ms in (("http", 7), ("grpc", 9)):
+        batches = {4: [last_ms, 2, 10, 20, 30], 1: [5, 1, 1, 2, 3]}
+        model.requests[role] = RequestCounts(succeeded=3, batches=batches)
+    client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), models=(model,))
+    (stats,) = client.get("/v2/models/e/stats").json["model_stats"]
+    assert (stats["last_inference"], stats["execution_count"], stats["inference_count"]) == (
+        9,
+        6,
+        18,
+    )
+    assert stats["inference_stats"]["queue"] == {"count": 6, "ns": 0}
+    assert stats["inference_stats"]["compute_infer"] == {"count": 6, "ns": 44}
+    assert [row["batch_size"] for row in stats["batch_stats"]] == [1, 4]
+    assert stats["batch_stats"][1] == {
+        "batch_size": 4,
+        "compute_input": {"count": 4, "ns": 20},
+        "compute_infer": {"count": 4, "ns": 40},
+        "compute_output": {"count": 4, "ns": 60},
+    }
 
 
 def test_statistics_of_all_models_also_of_those_never_asked(client: Client) -> None:
@@ -366,10 +393,6 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
         "nv_inference_compute_output_duration_us_total": 4,
         "nv_inference_pending_request_count": 2,
         "shmserve_pending_requests": 2,
-        "nv_cache_num_hits_per_model_total": 4,
-        "nv_cache_hit_duration_per_model_total": 40,
-        "nv_cache_num_misses_per_model_total": 6,
-        "nv_cache_miss_duration_per_model_total": 60,
     }.items():
         assert told[name]["identity", "1"] == value, name
     failures = told["nv_inference_request_failure_total"]
@@ -380,6 +403,28 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
     }
     plain = Client()
     assert b"nv_inference" not in plain.get("/metrics").body
+
+
+def test_tritons_names_of_cached_models() -> None:
+    client = Client(Settings(metrics_triton_names=True, response_cache_bytes=1 << 20))
+    client.dispatcher.coordinator.numbers = report()
+    assert b"nv_cache" not in client.get("/metrics").body
+    spec = client.dispatcher.entries["identity"]["1"].spec
+    config = msgspec.structs.replace(spec.config, response_cache={"enable": True})
+    cached = msgspec.structs.replace(spec, config=config)
+    client.dispatcher.put(cached, ModelState.READY)
+    told = samples(client)
+    for name, value in {
+        "nv_cache_num_hits_per_model_total": 4,
+        "nv_cache_hit_duration_per_model_total": 40,
+        "nv_cache_num_misses_per_model_total": 6,
+        "nv_cache_miss_duration_per_model_total": 60,
+    }.items():
+        assert told[name] == {("identity", "1"): value}, name
+    without = Client(Settings(metrics_triton_names=True))
+    without.dispatcher.coordinator.numbers = report()
+    without.dispatcher.put(cached, ModelState.READY)
+    assert b"nv_cache" not in without.get("/metrics").body
 
 
 def test_names_and_labels_follow_the_conventions(client: Client) -> None:

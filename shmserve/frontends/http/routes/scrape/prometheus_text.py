@@ -41,6 +41,7 @@ class Metrics:
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
+        self._has_cache = bool(settings.response_cache_bytes)
 
     def text(self) -> bytes:
         """Return all metrics with their present values. Raise Unavailable if the coordinator is
@@ -51,7 +52,16 @@ class Metrics:
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
         scrape: Any = SimpleNamespace(collect=lambda: families(report, snapshot))  # a collector
         text = generate_latest(scrape) + custom_text(report, snapshot)
-        return text + triton_text(report).encode() if self._triton_names else text
+        return text + self._triton_text(report, snapshot) if self._triton_names else text
+
+    def _triton_text(self, report: Report, snapshot: Snapshot) -> bytes:
+        cached = {
+            (name, version)
+            for name, versions in snapshot.models.items()
+            for version, entry in versions.items()
+            if self._has_cache and entry.spec.caches_answers
+        }
+        return triton_text(report, cached).encode()
 
 
 def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:

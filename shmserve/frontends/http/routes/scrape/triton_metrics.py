@@ -4,7 +4,7 @@ The lines are written here: prometheus_client would append ``_total`` to counter
 counters have no such ending.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
@@ -48,29 +48,30 @@ _COUNTERS: tuple[tuple[str, str, Value], ...] = (
         (f"nv_inference_{stage}_duration_us", f"Microseconds in stage {stage}", _stage_us(index))
         for index, stage in enumerate(STAGES)
     ),
-    *(
-        (f"nv_cache_{name}_per_model", what, _cache(index, unit))
-        for name, what, index, unit in (
-            ("num_hits", "Requests answered from the response cache", 0, 1),
-            ("num_misses", "Requests without an answer in the response cache", 2, 1),
-            ("hit_duration", "Microseconds of hits", 1, 1000),
-            ("miss_duration", "Microseconds of misses", 3, 1000),
-        )
-    ),
+)
+_CACHE_COUNTERS: tuple[tuple[str, str, Value], ...] = tuple(
+    (f"nv_cache_{name}_per_model", what, _cache(index, unit))
+    for name, what, index, unit in (
+        ("num_hits", "Requests answered from the response cache", 0, 1),
+        ("num_misses", "Requests without an answer in the response cache", 2, 1),
+        ("hit_duration", "Microseconds of hits", 1, 1000),
+        ("miss_duration", "Microseconds of misses", 3, 1000),
+    )
 )
 
 
-def triton_text(report: Report) -> str:
-    """Return the lines to add to a scrape's answer."""
-    return "".join(f"{line}\n" for line in _lines(report))
+def triton_text(report: Report, cached: Collection[tuple[str, str]]) -> str:
+    """Return the lines to add to a scrape's answer. `cached`: versions of models whose answers are
+    cached."""
+    return "".join(f"{line}\n" for line in _lines(report, cached))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: Report, cached: Collection[tuple[str, str]]) -> Iterator[str]:
     models = sorted(report.models, key=lambda model: (model.model, model.version))
-    for name, what, value in _COUNTERS:
-        yield from _head(name, what)
-        for model in models:
-            yield f"{name}{{{_labels(model)}}} {value(model)}"
+    yield from _counters(_COUNTERS, models)
+    with_cache = [model for model in models if (model.model, model.version) in cached]
+    if with_cache:
+        yield from _counters(_CACHE_COUNTERS, with_cache)
     name = "nv_inference_request_failure"
     yield from _head(name, "Failed requests")
     for model in models:
@@ -84,6 +85,15 @@ def _lines(report: Report) -> Iterator[str]:
     for model in models:
         yield f"{name}{{{_labels(model)}}} {pending[model.model, model.version]}"
     yield from triton_gpu_lines(report.gpus)
+
+
+def _counters(
+    counters: Iterable[tuple[str, str, Value]], models: Sequence[ModelReport]
+) -> Iterator[str]:
+    for name, what, value in counters:
+        yield from _head(name, what)
+        for model in models:
+            yield f"{name}{{{_labels(model)}}} {value(model)}"
 
 
 def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
