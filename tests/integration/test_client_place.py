@@ -111,7 +111,7 @@ def test_a_folder_that_is_out_of_reach(server: Server) -> None:
 def test_who_is_elsewhere_or_needs_a_key_is_not_told(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     key = make("all", ["use", "register"], str(keys))
-    rules = {"keys_file": keys, "keys_required_from": "anyone"}
+    rules: dict[str, Any] = {"keys_file": keys, "keys_required_from": "anyone"}
     server = Server(MODELS, **SMALL, **only("echo"), **rules)
     with server:
         assert told(server)[0] == 401
