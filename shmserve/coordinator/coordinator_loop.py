@@ -155,9 +155,7 @@ class CoordinatorLoop:
         self._regions, self._introspection = parts.regions, parts.introspection
         self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
-        self._client_socket = ClientSocket(
-            settings, self._base_dir, parts.regions, parts.lanes, self._selector
-        )
+        self._client_socket = ClientSocket(settings, parts.regions, parts.lanes, self._selector)
         free = parts.introspection.free_percent
         self._agent = AgentCheck(
             settings.agent_bind, lambda: free(parts.publication.latest), self._selector

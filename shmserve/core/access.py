@@ -77,6 +77,7 @@ class Access:
     def __init__(self, settings: Settings, server_uid: int) -> None:
         self._table = table(settings)
         self._keys = bool(settings.keys_file)
+        self._memory_is_restricted = is_restricted(settings, "shared-memory")
         self._owners = (server_uid, 0)
 
     def kind(self, caller: Caller) -> Kind:
@@ -108,6 +109,15 @@ class Access:
         if action in caller.scopes or self.kind(caller) in self._table[action]:
             return
         raise self._refusal(action, bool(caller.scopes))
+
+    def check_client_socket(self, caller: Caller) -> None:
+        """Check that a caller may pass memory over the client socket, where no request carries a
+        key or a secret. Raises as `check`."""
+        if self._memory_is_restricted:
+            text = "shared-memory is a restricted API, which the client socket does not have"
+            raise PermissionDenied(text)
+        if self.asked_at_the_door("register"):
+            self.check("register", caller)
 
     def sees_errors(self, caller: Caller) -> bool:
         """Return True if the caller may see error texts sent to other clients. The server's own

@@ -11,7 +11,7 @@ from ipaddress import IPv6Address, IPv6Network
 
 from shmserve.core.caller import UNKNOWN_CALLER, caller_number
 from shmserve.core.keys import Key
-from shmserve.transport.trust.peer_credentials import user_of
+from shmserve.transport.trust.local_peers import user_of
 
 # in WSGI environs of this project's HTTP server; other servers do not set the key
 IN_ENVIRON = "shmserve.caller_number"

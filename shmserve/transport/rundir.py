@@ -43,8 +43,9 @@ import stat
 import msgspec
 from msgspec import Struct
 
-from shmserve.config import GENERATION
+from shmserve.config import GENERATION, Settings, base_dir
 from shmserve.errors import ConfigError, UnreadableMessage
+from shmserve.protocol.control.client_messages import SOCKET_NAME
 from shmserve.protocol.decoding import json_decoder
 from shmserve.transport.processes import FileLock
 
@@ -78,6 +79,11 @@ def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
     """Return the lock of a process or role, such as `master` or `grpc-0`. `fd`: an inherited
     descriptor of the file."""
     return FileLock(os.path.join(run_dir, f"{role}.lock"), fd)
+
+
+def client_socket(settings: Settings) -> str:
+    """Return the path of the socket through which local programs pass memory."""
+    return os.path.abspath(settings.client_socket or os.path.join(base_dir(settings), SOCKET_NAME))
 
 
 def prepare(run_dir: str) -> None:

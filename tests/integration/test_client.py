@@ -96,31 +96,31 @@ def test_that_there_is_no_shared_memory_is_told_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_warned", set())
-    monkeypatch.setattr(os, "environ", {})
+    place, why = f"unix:{server.unix_path}", f"no server at the client socket {NO_SOCKET}: "
+    with pytest.warns(RuntimeWarning, match=f"travel over HTTP, .*: {why}"):
+        shmserve.client.connect(place, NO_SOCKET).close()
+    with shmserve.client.connect(place, NO_SOCKET) as client:  # a second warning would be an error
+        assert client.why_no_shared_memory.startswith(why)
+    with pytest.raises(InferenceError, match=f"no shared memory with the server at {place}"):
+        shmserve.client.connect(place, NO_SOCKET, require_shared_memory=True)
+
+
+@pytest.mark.parametrize("run_dir", [True, False])
+def test_servers_that_do_not_tell_their_client_socket(
+    server: Server, monkeypatch: pytest.MonkeyPatch, run_dir: bool
+) -> None:
+    """As servers before 0.2 are."""
+    monkeypatch.setattr(os, "environ", {"SHMSERVE_RUN_DIR": server.run_dir} if run_dir else {})
+    monkeypatch.setattr(shared_pools, "WHERE", "/nope")
     monkeypatch.setattr(shared_pools, "_SERVICES", "/nonexistent")
     # a user whose server has not been started
-    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)
-    for place, named, why in (
-        (server.base_url, None, "no client socket is known for this address: connect to a unix:"),
-        (f"unix:{server.unix_path}", NO_SOCKET, f"no server at the client socket {NO_SOCKET}: "),
-    ):
-        with pytest.warns(RuntimeWarning, match=f"travel over HTTP, .*: {why}"):
-            shmserve.client.connect(place, named).close()
-        with shmserve.client.connect(place, named) as client:  # a second warning would be an error
-            assert client.why_no_shared_memory.startswith(why)
-        with pytest.raises(InferenceError, match=f"no shared memory with the server at {place}"):
-            shmserve.client.connect(place, named, require_shared_memory=True)
-
-
-def test_the_client_socket_of_a_server_started_alike_is_found(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHMSERVE_RUN_DIR", server.run_dir)
-    url = f"http://127.0.0.1:{server.http_port}"
-    with shmserve.client.connect(url, require_shared_memory=True) as client:
-        x = np.arange(5000, dtype=np.float32)
-        result = client.infer("identity", {"INPUT0": x}, receipt=True)
-        assert (result.receipt or {})["copied_bytes"] == NOTHING
+    monkeypatch.setattr(os, "getuid", lambda: 0 if run_dir else 0x7FFFFFFF)
+    with warnings.catch_warnings(action="ignore"):
+        client = shmserve.client.connect(server.base_url)
+    with client:
+        assert client.shared_memory == run_dir
+        none = "" if run_dir else "no client socket is known for this address: name the server's"
+        assert client.why_no_shared_memory[: len(none) or None] == none
 
 
 def test_tcp_with_a_client_socket(server: Server) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shmserve import config
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
-from shmserve.protocol.control.client_messages import SOCKET_NAME
+from shmserve.transport import rundir
 
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
@@ -45,7 +43,7 @@ def client_socket(settings: Settings, url: str | None) -> str | None:
     settings may belong to another server, so the client looks beside the HTTP socket."""
     if url:
         return None
-    return settings.client_socket or os.path.join(config.run_dir(settings), SOCKET_NAME)
+    return rundir.client_socket(settings)
 
 
 def _bound(binds: Iterable[str]) -> str:

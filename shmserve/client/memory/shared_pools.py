@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from math import inf
 
 from shmserve.client.memory.block_pool import BlockPool
@@ -12,8 +12,9 @@ from shmserve.client.memory.host_blocks import HostBlocks
 from shmserve.client.wire.client_connection import ControlConnection
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
-from shmserve.errors import ShmserveError
+from shmserve.errors import ShmserveError, UnreadableMessage
 from shmserve.protocol.control.client_messages import SOCKET_NAME
+from shmserve.protocol.decoding import json_decoder
 
 # equals the environment variable of the server's setting
 CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"
@@ -21,10 +22,18 @@ CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 _STATUS_S = 10.0
 _SERVICES = "/run/shmserve"  # systemd's run directory, which root makes and other users can reach
-_NOWHERE = (
-    "no client socket is known for this address: connect to a unix:/PATH of http_bind in the "
-    f"socket's folder, or name the socket (control, or {CONTROL_VARIABLE})"
+WHERE = "/shmserve/client-socket"  # the route that tells where the client socket is
+_OUT_OF_REACH = (
+    "this user may not open the client socket {path}: let the server's setting client_socket name "
+    "a path that this user can reach"
 )
+_NOWHERE = (
+    "no client socket is known for this address: name the server's client_socket "
+    f"(control, or {CONTROL_VARIABLE})"
+)
+
+
+_decode = json_decoder()
 
 
 class SharedMemoryPools:
@@ -104,29 +113,71 @@ class SharedMemoryPools:
 
     def _look(self) -> None:
         """Look for a client socket whose server takes host memory."""
-        opened = None
-        for path in [self._named] if self._named else _control_paths(self._transport):
-            opened = self._host_pool(path)
-            if opened is not None:
+        opened: tuple[BlockPool, ControlConnection] | str = ""
+        reasons: list[str] = []
+        for path, owners in self._places(reasons):
+            opened = self._host_pool(path, owners)
+            if not isinstance(opened, str):
                 break
+            reasons.append(opened)
         with self._lock:
-            if opened is not None and self._off:
+            self.why_not = (reasons or [_NOWHERE])[0] if isinstance(opened, str) else ""
+            if not isinstance(opened, str) and self._off:
                 pool, control = opened
                 pool.close()
                 control.close()
-            elif opened is not None:
+            elif not isinstance(opened, str):
                 self._host, self.control = opened
             elif not self._off:
                 self._again_at = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
-    def _host_pool(self, path: str) -> tuple[BlockPool, ControlConnection] | None:
-        """Connect to a client socket. Return None unless the HTTP server sees memory there."""
+    def _places(self, reasons: list[str]) -> Iterator[tuple[str, Set[int] | None]]:
+        """Yield paths where the client socket may be, each with the users who may serve it (None:
+        any). `_host_pool` checks the server behind a path. Append to `reasons` why the server tells
+        none."""
+        named = self._named or os.environ.get(CONTROL_VARIABLE, "")
+        if named:
+            yield named, None
+        elif self._transport.is_local:
+            told = self._told_place()
+            if isinstance(told, str):
+                reasons += [told] if told else []
+            else:
+                yield told
+            yield from ((path, None) for path in _guessed_paths(self._transport))
+
+    def _told_place(self) -> tuple[str, Set[int]] | str:
+        """Ask the HTTP server where the client socket is. Return path and users who may serve the
+        socket: root, this user, and the user who answered. Return the reason if the answer is of
+        no use; "" if the server knows no such question."""
         try:
-            control = ControlConnection(path)
+            reply = self._transport.request("GET", WHERE, timeout_s=_STATUS_S, whose=True)
+        except InferenceError as ex:
+            return f"the server does not tell its client socket: {ex.message}"
+        if reply.status != 200:
+            refused = reply.status in (401, 403, 501)
+            return f"the server does not tell its client socket: {reply.error}" if refused else ""
+        if reply.user is None:
+            return "the kernel does not show that the server is on this host"
+        try:
+            path = str(_decode(reply.body.data)["client_socket"])
+        except (UnreadableMessage, KeyError, TypeError):
+            return ""
+        if not path.startswith("/") or "\0" in path:
+            return ""
+        return path, {0, os.geteuid(), reply.user}
+
+    def _host_pool(
+        self, path: str, owners: Set[int] | None
+    ) -> tuple[BlockPool, ControlConnection] | str:
+        """Connect to a client socket. Return the reason if the HTTP server sees no memory there."""
+        try:
+            control = ControlConnection(path, owners)
         except ShmserveError as ex:
-            self.why_not = f"no server at the client socket {path}: {ex.message}"
-            return None
+            if isinstance(ex.__cause__, PermissionError):
+                return _OUT_OF_REACH.format(path=path)
+            return f"no server at the client socket {path}: {ex.message}"
         reason = f"the server at the client socket {path} takes no memory"
         pool = BlockPool(HostBlocks(control), self._max_bytes)
         block = pool.acquire(1)
@@ -136,15 +187,13 @@ class SharedMemoryPools:
             try:
                 reply = self._transport.request("GET", status, timeout_s=_STATUS_S)
                 if reply.status == 200:
-                    self.why_not = ""
                     return pool, control
                 reason = f"the client socket {path} belongs to another server"
             except InferenceError as ex:
                 reason = f"the server does not say whether it sees memory: {ex.message}"
-        self.why_not = reason
         pool.close()
         control.close()
-        return None
+        return reason
 
     def _gpu_pool(self, device: int) -> BlockPool | None:
         """Return a GPU's pool if the server takes a first block. Only a refusal is final."""
@@ -160,15 +209,12 @@ class SharedMemoryPools:
         return None
 
 
-def _control_paths(transport: Transport) -> Iterator[str]:
-    """Yield paths where the client socket may be. `_host_pool` checks the server behind a path."""
-    named = os.environ.get(CONTROL_VARIABLE, "")
-    if named:
-        yield named
-    elif transport.unix_path:
+def _guessed_paths(transport: Transport) -> Iterator[str]:
+    """Yield paths where the client socket may be: in a container other ones than the server's own,
+    and servers before 0.2 tell none."""
+    if transport.unix_path:
         yield os.path.join(os.path.dirname(transport.unix_path), SOCKET_NAME)
-    # the run directory of a server started with this program's user and environment
-    elif transport.is_local:
+    else:  # the run directory of a server started with this program's user and environment
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         folders = (
             os.environ.get("SHMSERVE_RUN_DIR", ""),

@@ -7,7 +7,7 @@ harmless: registering the same memory twice is no error.
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import inf
 
 from shmserve.errors import (
@@ -31,9 +31,12 @@ class ControlConnection:
     """Connection to the client socket, and the questions asked there. Thread-safe. `has_lanes`:
     True if the server offers lanes."""
 
-    def __init__(self, path: str) -> None:
-        """Connect. Raise PeerDied if no server listens there, or its protocol version differs."""
+    def __init__(self, path: str, owners: Set[int] | None = None) -> None:
+        """Connect. `owners`: uids of users one of whom must serve the socket; None: any user.
+        Raise PeerDied if no server listens there, another user does, or its protocol version
+        differs."""
         self._path = path
+        self._owners = owners
         self.has_lanes = False
         self._lock = threading.Lock()
         # seconds to retry a question; 0 from a failed request for a lane until the server answers
@@ -110,6 +113,9 @@ class ControlConnection:
 
     def _connect(self, end: float) -> Channel:
         channel = Channel.connect(self._path, _left_s(end))
+        if self._owners is not None and channel.peer_uid not in self._owners:
+            channel.close()
+            raise PeerDied(f"another user (uid {channel.peer_uid}) listens there")
         try:
             hello, _ = _converse(channel, wire.ClientHello(wire.VERSION), (), end)
         except ShmserveError:

@@ -21,6 +21,7 @@ from shmserve.client.wire.cancel_scope import cancellable
 from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
+from shmserve.transport.trust.local_peers import local_user_of
 
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
@@ -32,11 +33,13 @@ _decode = json_decoder()
 
 
 class Reply(Struct, frozen=True):
-    """HTTP response; header names are in lower case."""
+    """HTTP response; header names are in lower case. `user`: uid of the process that answered, if
+    that was asked for and the process is known to be on this host."""
 
     status: int
     headers: dict[str, str]
     body: Array
+    user: int | None = None
 
     @property
     def error(self) -> str:
@@ -82,9 +85,11 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: Sequence[bytes | memoryview] = (),
         timeout_s: float = 0.0,
+        whose: bool = False,
     ) -> Reply:
-        """Send a request and return the response. A GET is sent once more if its connection ends
-        without a response, for example with the HTTP worker (RFC 9110, section 9.2.2).
+        """Send a request and return the response, if `whose` with the user who answered. A GET is
+        sent once more if its connection ends without a response, for example with the HTTP worker
+        (RFC 9110, section 9.2.2).
 
         Raises:
             InferenceError: with status 0: no response came, the request was cancelled, or the
@@ -93,11 +98,11 @@ class Transport:
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
         until = time.monotonic() + (timeout_s or self.timeout_s)
         try:
-            return self._request(method, path, fields, body, until)
+            return self._request(method, path, fields, body, until, whose)
         except InferenceError as ex:
             if method != "GET" or not isinstance(ex.__cause__, ConnectionResetError):
                 raise
-        return self._request(method, path, fields, body, until)
+        return self._request(method, path, fields, body, until, whose)
 
     def _request(
         self,
@@ -106,14 +111,17 @@ class Transport:
         fields: Mapping[str, str],
         body: Sequence[bytes | memoryview],
         until: float,
+        whose: bool,
     ) -> Reply:
         connection = self._connection(left_s(until))
-        with failures(connection), _interruptible(connection):
+        with failures(connection), _interruptible(connection) as sock:
             broken = self._send(connection, method, path, fields, body)
             response = connection.getresponse()
+            user = local_user_of(sock) if whose else None
             data = _read(response)
         self.keep(connection, broken or response.will_close)
-        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, headers, data, user)
 
     def events(self, path: str, body: bytes, until: float) -> EventStream:
         """Send a POST and return the server-sent events of the response. `until` is the deadline of

@@ -28,7 +28,7 @@ from shmserve import errors
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.registrations import RegionRegistrations
-from shmserve.core.access import Access, is_restricted
+from shmserve.core.access import Access
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.regions.region_book import visible
@@ -36,6 +36,7 @@ from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as wire
 from shmserve.shm import passed_memory
+from shmserve.transport import rundir
 from shmserve.transport.channel import Channel, listen
 from shmserve.transport.deferred_close import DeferredClose
 from shmserve.transport.trust import peer_credentials
@@ -90,7 +91,6 @@ class ClientSocket:
     def __init__(
         self,
         settings: Settings,
-        base_dir: str,
         regions: RegionRegistrations,
         lanes: LaneDesk,
         selector: selectors.BaseSelector,
@@ -100,7 +100,7 @@ class ClientSocket:
         self._regions = regions
         self._lanes = lanes
         self._selector = selector
-        self._path = settings.client_socket or os.path.join(base_dir, wire.SOCKET_NAME)
+        self._path = rundir.client_socket(settings)
         self._connections: set[ClientConnection] = set()
         self._per_user: Counter[int] = Counter()
         self._unsent: list[ClientConnection] = []
@@ -257,11 +257,7 @@ class ClientSocket:
         """Return a refusal of requests that register, list or unregister memory, if the caller must
         present a key or a secret: no request on this socket carries one."""
         try:
-            if is_restricted(self._settings, "shared-memory"):
-                text = "shared-memory is a restricted API, which the client socket does not have"
-                raise errors.PermissionDenied(text)
-            if self._access.asked_at_the_door("register"):
-                self._access.check("register", caller)
+            self._access.check_client_socket(caller)
         except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return None

@@ -17,15 +17,18 @@ def caller_of(environ: dict[str, Any]) -> Caller:
 
     The worker class of this server looks up the caller once per connection. Other servers pass at
     most the socket, so the caller is looked up for each request. A request relayed by a proxy
-    counts as remote (`origins.RELAYED`): the kernel identifies the proxy only.
+    counts as remote (`origins.RELAYED`, or PROXY protocol): the kernel identifies the proxy only.
     """
-    caller = _connected(environ)
+    caller = connected_caller(environ)
     key: Key | None = environ.get(KEY)
     return caller if key is None else replace(caller, scopes=key.scopes, key=key.name)
 
 
-def _connected(environ: dict[str, Any]) -> Caller:
+def connected_caller(environ: dict[str, Any]) -> Caller:
+    """Return the caller of a request, as `caller_of`, without the request's key."""
     if "HTTP_FORWARDED" in environ or "HTTP_VIA" in environ or "HTTP_X_FORWARDED_FOR" in environ:
+        return REMOTE
+    if environ.get("PROXY_PROTOCOL", "LOCAL") != "LOCAL":  # LOCAL: a request of the proxy's own
         return REMOTE
     connection = environ.get("shmserve.connection")
     if connection is not None:

@@ -1,6 +1,7 @@
 """Parts of the Python client that need no server."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from shmserve.client import InferenceError, tensors
 from shmserve.client.memory import device_arrays
 from shmserve.client.output_sizes import DescribedModel, OutputSizes
 from shmserve.client.tensors import ClientTensor
+from shmserve.client.wire.client_connection import ControlConnection
 from shmserve.client.wire.http_transport import Transport
+from shmserve.errors import PeerDied
 from shmserve.tensor.dtypes import DATATYPES
 
 
@@ -104,6 +107,15 @@ def test_what_is_no_tensor(value) -> None:
 def test_addresses(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
         Transport(url, 1.0)
+
+
+def test_a_client_socket_of_nobody_who_may_serve_it(tmp_path) -> None:
+    place = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(place)
+        listener.listen()
+        with pytest.raises(PeerDied, match="another user"):
+            ControlConnection(place, {os.geteuid() + 1})
 
 
 def test_a_closed_client_asks_nothing() -> None:

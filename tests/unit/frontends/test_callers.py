@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shmserve.transport.trust import peer_credentials, process_identity
+from shmserve.transport.trust import local_peers, process_identity
 from shmserve.transport.trust.peer_credentials import REMOTE, caller_of, with_process
 from tests.integration.region_client import OTHER_UID, as_user
 
@@ -38,14 +38,14 @@ def tcp(request):
 
 
 def addresses(sock):
-    return [peer_credentials._address(name) for name in (sock.getpeername(), sock.getsockname())]
+    return [local_peers._address(name) for name in (sock.getpeername(), sock.getsockname())]
 
 
 def test_loopback(tcp):
     _, server = tcp()
     assert caller_of(server).uid == os.geteuid()
     ends = addresses(server)
-    assert peer_credentials._ask_kernel(*ends) == peer_credentials._look_up(*ends)
+    assert local_peers._ask_kernel(*ends) == local_peers._look_up(*ends)
 
 
 @pytest.mark.needs("root")
@@ -69,11 +69,11 @@ def test_a_unix_socket_tells_the_process():
 
 
 def test_everybody_else_is_remote():
-    of = peer_credentials.of_addresses
-    assert of(("192.0.2.1", 5000), ("192.0.2.2", 8000)) == REMOTE
-    assert of(("127.0.0.1", 1), ("127.0.0.1", 1)) == REMOTE
-    assert of(("nonsense", 1), ("127.0.0.1", 1)) == REMOTE
-    assert of((), ()) == REMOTE
+    of = local_peers.entry_of
+    assert of(("192.0.2.1", 5000), ("192.0.2.2", 8000)) is None
+    assert of(("127.0.0.1", 1), ("127.0.0.1", 1)) is None
+    assert of(("nonsense", 1), ("127.0.0.1", 1)) is None
+    assert of((), ()) is None
     with socket.socket() as unconnected:
         assert caller_of(unconnected) == REMOTE
 

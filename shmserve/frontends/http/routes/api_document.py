@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.frontends.http import openapi
 from shmserve.frontends.http.openapi import Operation
 from shmserve.frontends.http.route_table import Get, Routes
+from shmserve.frontends.http.routes.regions import ClientSocketPlace
 from shmserve.frontends.oip.metadata import ModelMetadata, ServerMetadata
 from shmserve.frontends.oip.repository import IndexRow
 from shmserve.frontends.oip.shared_memory import CudaStatus, RegionStatus
@@ -226,6 +227,9 @@ OPERATIONS: dict[str, Operation] = {
         required=False,
     ),
     "POST /v2/repository/models/{name}/unload": Operation("Unload a model", Unload, required=False),
+    "GET /shmserve/client-socket": Operation(
+        "Where programs on the server's host pass memory", answer=ClientSocketPlace
+    ),
     "GET /metrics": Operation("Metrics in Prometheus' text format", media="text/plain"),
     "GET /": Operation("The metrics page", media=_HTML),
     "GET /monitor/assets/{name}": Operation("A file of the metrics page", media="*/*"),

@@ -61,7 +61,7 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     model_metadata.add_routes(routes, dispatcher, settings)
     settings_routes.add_routes(routes, dispatcher, settings)
     dashboard.add_routes(routes, dispatcher, settings, access)
-    region_routes.add_routes(routes, regions, settings)
+    region_routes.add_routes(routes, regions, settings, access)
     repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
     generate_routes.add_routes(routes, dispatcher, settings)
     for path in MODEL_PATHS:

@@ -2,19 +2,28 @@
 
 import falcon
 import msgspec
+from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.core.access import Access
 from shmserve.core.region_kinds import CUDA, SYSTEM
-from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.request_caller import caller_of
-from shmserve.frontends.http.route_table import Routes
+from shmserve.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from shmserve.frontends.http.request_caller import caller_of, connected_caller
+from shmserve.frontends.http.route_table import Get, Routes
 from shmserve.frontends.http.routes.inference.body_reader import small_body
 from shmserve.frontends.oip.shared_memory import SharedMemory, parse_cuda, parse_system
 from shmserve.protocol.oip import strict_parser
+from shmserve.transport import rundir
 
 _encode = msgspec.json.Encoder().encode
 KINDS = (SYSTEM, CUDA)
 _ACTIONS = ("status", "register", "unregister")
+
+
+class ClientSocketPlace(Struct, frozen=True):
+    """Path of the client socket, for programs on the server's host."""
+
+    client_socket: str
 
 
 class RegionResource:
@@ -51,8 +60,34 @@ class RegionResource:
         self._regions.unregister(caller_of(req.env), name, self._kind)
 
 
-def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:
-    """Add all routes of the extension."""
+def _client_socket(regions: SharedMemory, settings: Settings, access: Access) -> Get:
+    """Return the resource with the client socket's path, for callers with a right to the socket."""
+    place = _encode(ClientSocketPlace(rundir.client_socket(settings)))
+
+    def tell(req: falcon.Request, resp: falcon.Response) -> None:
+        regions.require_on()
+        caller = connected_caller(req.env)
+        if caller.remote:
+            raise PermissionDenied(
+                "the client socket is for programs on the server's host that connect to it"
+                " without a proxy"
+            )
+        try:
+            access.check_client_socket(caller)
+        except Unauthenticated:
+            raise PermissionDenied(
+                "registering memory needs a key (keys_required_from), and the client socket takes"
+                " no keys"
+            ) from None
+        resp.data = place
+
+    return Get(tell)
+
+
+def add_routes(routes: Routes, regions: SharedMemory, settings: Settings, access: Access) -> None:
+    """Add all routes of the extension, and the route of the client socket's path."""
+    tell = _client_socket(regions, settings, access)
+    routes.add("shared-memory", "/shmserve/client-socket", tell, action="register")
     for kind in KINDS:
         for action in _ACTIONS:
             resource = RegionResource(kind, action, regions, settings)

@@ -85,8 +85,9 @@ def proxied_environ(request: Any) -> dict[str, Any]:
     """Return the entries about a proxy's client, sent before a connection's first head (PROXY
     protocol); empty if there are none."""
     environ: dict[str, Any] = wsgi.proxy_environ(request)
-    if environ.get("REMOTE_ADDR"):
-        environ[IN_ENVIRON] = of_host(environ["REMOTE_ADDR"])
+    if not environ.get("REMOTE_ADDR"):  # the proxy's own request, or an unnamed client
+        return {name: environ[name] for name in ("PROXY_PROTOCOL",) if name in environ}
+    environ[IN_ENVIRON] = of_host(environ["REMOTE_ADDR"])
     return environ
 
 
