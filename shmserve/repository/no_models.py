@@ -1,7 +1,4 @@
-"""Folders that are no models: what they hold, and what would make a model of them.
-
-The texts are for operators and name folders by their place below the repository's folder.
-"""
+"""Folders without a model: explanations for operators, with a remedy each."""
 
 import os
 import re
@@ -25,12 +22,12 @@ _REWRITE = (
 
 
 def of_mlserver(directory: str) -> str:
-    """Return what to do if a folder has MLServer's description of a model, else ""."""
+    """Return a remedy if a folder has MLServer's description of a model, else ""."""
     return _REWRITE if os.path.exists(os.path.join(directory, _MLSERVER)) else ""
 
 
 def of_folder(directory: str) -> str:
-    """Return what a folder without configuration and version lacks to be a model."""
+    """Return the reason why a folder without configuration and version is no model."""
     files, folders = _listed(directory)
     if advice := of_mlserver(directory):
         return advice

@@ -23,8 +23,8 @@ _MAX_LOGGED = 8  # folders without a model that a log line names
 
 class ScanResult(Struct, frozen=True):
     """Contents of the repository: every folder that may be a model is in `models` or `failures`.
-    `failures`: by folder name, the reason for clients. `skipped`: by path, what other folders lack
-    to be a model, for operators."""
+    `failures`: by folder name, the reason for clients. `skipped`: by path, the reason for
+    operators why a folder is no model."""
 
     models: dict[str, ModelFolder]
     failures: dict[str, str]
@@ -53,7 +53,7 @@ def scan(paths: Sequence[str]) -> ScanResult:
 def _skipped(
     paths: Sequence[str], by_name: dict[str, list[str]], candidates: dict[str, list[str]]
 ) -> dict[str, str]:
-    """Return, by path, what repositories and folders without models lack."""
+    """Return, by path, the reason why repositories and folders have no model."""
     local = [os.path.realpath(path) for path in paths if not catalog.is_catalog(path)]
     holding = {os.path.dirname(d) for directories in candidates.values() for d in directories}
     empty = {path: no_models.of_repository(path) for path in local if path not in holding}

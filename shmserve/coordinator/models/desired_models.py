@@ -30,8 +30,8 @@ class Folder(Protocol):
 
 
 class Scan(Protocol):
-    """Contents of the repository: readable folders, the reasons why other folders are unreadable,
-    and, by path, what folders lack that are no models."""
+    """Contents of the repository: readable folders, and the reasons why other folders are
+    unreadable or, by path, no models."""
 
     @property
     def models(self) -> Mapping[str, Folder]: ...
@@ -57,9 +57,9 @@ class Library(Protocol):
 
 class DesiredModels(Struct, frozen=True):
     """Versions to serve with their instances, and reasons for models that cannot be served.
-    `implied`: models not named in the settings but needed by an ensemble. `skipped`: by path, for
-    operators, what folders lack that are no models. `is_empty`: whether the repository has no
-    model."""
+    `implied`: models not named in the settings but needed by an ensemble. `skipped`: by
+    path, the reason for operators why a folder is no model. `is_empty`: True if the repository has
+    no model."""
 
     versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
