@@ -17,7 +17,7 @@ from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.control.link_messages import Instance
-from shmserve.protocol.triton_config import model_config
+from shmserve.protocol.triton_config import backend_kinds, model_config
 from shmserve.repository import folder_reader, no_models
 from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
@@ -104,42 +104,59 @@ def _models_would_do(
 def _models(
     settings: Settings, present: DesiredModels, started: set[str], load: bool
 ) -> tuple[set[str], set[str]]:
-    """Print the findings on readable versions. Return the names of models with a version that can
-    be served, and with a version that cannot. `started`: models that the service starts with."""
+    """Print the findings on readable versions. Return the names of models with a good version, and
+    of models with a bad version. `started`: models of the service's start."""
     fine: set[str] = set()
     broken: set[str] = set()
     names = {spec.name for spec, _ in present.versions}
     for spec, instances in present.versions:
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
-        if reason := _missing_steps(spec, names) or _problem(spec, instances, settings, load):
+        try:
+            spec = _looked_at(spec, instances, names, settings, load)
+        except ConfigError as ex:
             broken.add(spec.name)
-            print(f"{_finding(settings, spec.name, started)}  {model}: {reason}{unstarted}")
+            print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
             continue
         fine.add(spec.name)
         kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
-        for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
+        notes = model_config.of_spec(spec, folder_reader.kinds()).notes
+        for note in filter(None, (*notes, spec.batch_note)):
             print(f"note  {model}: {note}")
     return fine, broken
 
 
 def _may_be_empty(settings: Settings) -> bool:
-    """Print that the repository has no models. Return True if models may come later."""
+    """Print a finding on an empty repository. Return True if models may come later."""
     later = settings.model_control != "none" or model_places.fetches(settings)
     print(f"{'warn' if later else 'FAIL'}  model_repository has no model")
     return later
 
 
-def _problem(
-    spec: ModelSpec, instances: tuple[Instance, ...], settings: Settings, load: bool
-) -> str:
-    """Return the reason why a version cannot be loaded, as far as can be told, or ""."""
+def _looked_at(
+    spec: ModelSpec,
+    instances: tuple[Instance, ...],
+    names: set[str],
+    settings: Settings,
+    load: bool,
+) -> ModelSpec:
+    """Return a version, completed as far as the files tell. `names`: models of the repository.
+    Raise ConfigError with the reason if the version cannot be served."""
+    if reason := _missing_steps(spec, names):
+        raise ConfigError(reason)
     if not instances:
-        return ""
-    reason = try_load.code_problem(Path(instances[0].directory) / spec.version)
-    return reason or (try_load.problem(instances[0], settings.load_timeout_s) if load else "")
+        return spec
+    if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
+        raise ConfigError(reason)
+    if spec.backend == backend_kinds.ONNXRUNTIME:
+        from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
+
+        spec = graph_file.completed(spec, instances[0].directory)
+    if load and (reason := try_load.problem(instances[0], settings.load_timeout_s)):
+        raise ConfigError(reason)
+    return spec
 
 
 def _is_required(settings: Settings, name: str) -> bool:
@@ -148,7 +165,7 @@ def _is_required(settings: Settings, name: str) -> bool:
 
 
 def _finding(settings: Settings, name: str, started: set[str]) -> str:
-    """Return the level of a broken model: only required models that the service starts with are
+    """Return the level of a broken model: only required models of the service's start are
     failures."""
     return "FAIL" if name in started and _is_required(settings, name) else "warn"
 

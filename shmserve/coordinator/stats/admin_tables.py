@@ -67,9 +67,21 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
                 serving = revision is model.serving
                 changing = "LOADING" if revision is model.coming else "UNLOADING"
                 state = version.entry().state.value if serving else changing
-                number = version.spec.version
+                number, note = version.spec.version, version.spec.batch_note
                 rows += [
-                    _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)
+                    _ModelRow(
+                        *(
+                            name,
+                            number,
+                            state,
+                            r.name,
+                            r.state.value,
+                            r.pid,
+                            r.exits,
+                            r.reason,
+                            note,
+                        )
+                    )
                     for r in version.instances
                 ]
                 if version.spec.steps and serving:
@@ -95,6 +107,7 @@ class _ModelRow(Struct):
     pid: int = 0
     exits: int = 0
     reason: str = ""
+    note: str = ""
 
 
 def region_rows(book: RegionBook) -> list[Row]:

@@ -111,6 +111,27 @@ def test_all_folders_are_checked_whichever_are_loaded(check: Check, tmp_path: Pa
     assert (status, lines[-1]) == (1, "FAIL  ready_requires: 'other' is no model of load_models")
 
 
+def test_onnx_files_are_read_without_loading_them(check: Check, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.unit.executor.test_onnx_backend import adder
+    from tests.unit.executor.test_onnx_file import classifier
+
+    adder(tmp_path / "r/adder", ["N", 3], config="")
+    classifier(tmp_path / "r/sk")
+    status, lines = check()
+    assert (status, lines[:2]) == (
+        1,
+        [
+            "ok    model adder version 1: onnxruntime, 1 instance",
+            "note  model adder version 1: max_batch_size 4 is the default for ONNX models whose"
+            " first dimensions are all variable; max_batch_size in config.pbtxt allows other"
+            " batches",
+        ],
+    )
+    assert lines[2].startswith("FAIL  model sk version 1: model 'sk': output 'output_probability'")
+    assert "Export the model with options={'zipmap': False}: the output is then a" in lines[2]
+
+
 def test_operators_are_told_the_paths_that_clients_are_not(check: Check, tmp_path: Path) -> None:
     code = "class Model:\n    def __init__(self, c):\n        open('/nowhere/weights.npy')\n"
     model_maker(tmp_path / "r")(code + "    def infer(self, request): return {}\n")
