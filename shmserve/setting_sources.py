@@ -6,7 +6,7 @@ The names of the settings come from `config`.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -21,6 +21,10 @@ _MOST_BYTES = 256 * 1024  # of a file
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
 # Secrets in addresses: user and password, and the query, which may be a signature
 _SECRET_PARTS = re.compile(r"(?<=://)[^/@\s'\"]*(?=@)|(?<=\?)[^\s'\"]+")
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")  # in texts of TOML's parser
+# What a broken line may show: a table's header, or a key without its value
+_FIRST_KEY = re.compile(r"\[[\w. -]*\]?$|[A-Za-z_][\w.-]*(?= *[=:])")
+_ADDRESS = re.compile("(port|host|address|addr|listen)$", re.IGNORECASE)  # ends of wrong names
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
@@ -92,19 +96,31 @@ class Sources(msgspec.Struct):
     def take_file(self, path: str, variable: str) -> None:
         """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names the
         file. Raise ConfigError if the file cannot be read, or is not TOML."""
-        text, document = toml_file(path, variable)
+        shown = [name for name, declared in self._declared.items() if not declared.secret]
+        text, document = toml_file(path, variable, shown)
         lines = _lines(text)
-        for written, value in self._leaves(document, ""):
+        for keys, value in self._leaves(document, ()):
+            written = "_".join(keys)
             name = self._former.get(written, written)
             origin = f"{path}, line {lines[written].pop(0)}" if lines.get(written) else path
             given = self._values_of(name)
             if name not in self._declared and name not in self._retired:
-                near = _near(name, list(self._declared))
+                near = self._misplaced(keys) or _near(name, list(self._declared))
                 self.problems.append(f"unknown setting {written} in {origin}{near}")
             elif name in given:
                 self.problems.append(f"{name} is set twice: {given[name].origin}, and {origin}")
             else:
                 given[name] = GivenValue(value, origin, written)
+
+    def _misplaced(self, keys: tuple[str, ...]) -> str:
+        """Return advice if the last of a value's keys is a setting of the top level, else ""."""
+        *tables, key = keys
+        if not tables or key not in self._declared:
+            return ""
+        return (
+            f": {key} belongs to no table, but stands below [{'.'.join(tables)}];"
+            f" write {key} above the first line with a [table]"
+        )
 
     def _values_of(self, name: str) -> dict[str, GivenValue]:
         return self._gone if name in self._retired else self.given
@@ -120,15 +136,22 @@ class Sources(msgspec.Struct):
                 shown = _shortened(repr(value))
                 self.problems.append(f"{name} = {shown} ({origin}) is refused: {reason}")
 
-    def _leaves(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    def _leaves(
+        self, table: dict[str, Any], above: tuple[str, ...]
+    ) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield each value of a document with its keys, which make up the setting's name."""
         for key, value in table.items():
-            name = prefix + key
+            keys = (*above, key)
+            name = "_".join(keys)
             declared = self._declared.get(self._former.get(name, name))
             is_table = declared is not None and kinds.is_table(declared.type)
             if isinstance(value, dict) and not is_table:
-                yield from self._leaves(value, f"{name}_")
-            else:
-                yield name, value
+                yield from self._leaves(value, keys)
+                continue
+            if isinstance(value, dict):  # keys of the top level that stand below the table
+                strays = [inner for inner in value if inner in self._declared]
+                yield from (((*keys, inner), value.pop(inner)) for inner in strays)
+            yield keys, value
 
     def converted(self) -> dict[str, Any]:
         """Return the values in their settings' types. Values that do not fit become problems."""
@@ -144,14 +167,35 @@ class Sources(msgspec.Struct):
         return values
 
 
-def toml_file(path: str, variable: str) -> tuple[str, dict[str, Any]]:
-    """Return text and document of a TOML file. Raises as `Sources.take_file`."""
+def toml_file(path: str, variable: str, shown: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Return text and document of a TOML file. Raises as `Sources.take_file`. `shown`: settings
+    whose values an error may show."""
     what = f"the file named by {variable}, {path},"
+    text = ""
     try:
         text = bounded_files.read(path, _MOST_BYTES, what).decode()
         return text, tomllib.loads(text)
     except (ValueError, RecursionError) as ex:  # ValueError: also a number of too many digits
-        raise ConfigError(f"{what} is not TOML: {ex}") from ex
+        raise ConfigError(f"{what} is not TOML: {ex}{_given_there(text, str(ex), shown)}") from ex
+
+
+def _given_there(text: str, problem: str, shown: Collection[str]) -> str:
+    """Return the line of a TOML text that the parser's text names, and a frequent remedy. Of
+    values that may be secret, return the key alone."""
+    lines = text.splitlines()
+    match = _AT_LINE.search(problem)
+    number = int(match[1]) if match else len(lines) if "end of document" in problem else 0
+    if not 1 <= number <= len(lines):
+        return ""
+    line = lines[number - 1].strip()
+    names = [name for name, numbers in _lines(text).items() if number in numbers]
+    if not any(name in shown for name in names):
+        first = _FIRST_KEY.match(line)
+        if first is None:
+            return ""
+        line = f"{first[0]} …" if first[0] != line else line
+    advice = "; texts are written in quotes" if problem.startswith("Invalid value") else ""
+    return f"; line {number} is `{_shortened(line)}`{advice}"
 
 
 def _parsed(declared: Declared, value: Any) -> Any:
@@ -185,7 +229,8 @@ def _problem(declared: Declared, given: GivenValue) -> str:
     shown = "(not shown)" if declared.secret else _shortened(repr(value))
     default = declared.text(declared.default) or "nothing"
     where = given.origin if given.name == declared.name else f"{given.name} in {given.origin}"
-    return f"bad setting {name} = {shown} ({where}): wants {declared.wants}; default: {default}"
+    wants = f"{declared.name} wants {declared.wants}; its default is {default}"
+    return f"bad setting {name} = {shown} ({where}): {wants}"
 
 
 def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
@@ -212,6 +257,11 @@ def _shortened(text: str) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
+    stem = _ADDRESS.sub("", name)
+    binds = (f"{stem}bind".lower(), f"{stem}http_bind".lower()) if stem != name else ()
+    for setting in known:
+        if setting.lower() in binds:
+            return f"; did you mean {setting}? It takes addresses HOST:PORT"
     found = difflib.get_close_matches(name, known, 1, 0.75)
     return f"; did you mean {found[0]}?" if found else ""
 

@@ -13,13 +13,19 @@ from shmserve.cluster.policies.cluster_plan import ModelRule
 from shmserve.cluster.policies.replica_scaling import ScalingRule
 from shmserve.errors import ConfigError
 from shmserve.setting_sources import Declared, Sources, toml_file
+from shmserve.settings import kinds
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
-Bind = Annotated[str, Meta(pattern=r"^[^ ]*:[1-9][0-9]{0,4}$")]
-Place = Annotated[str, Meta(pattern=r"^(/[^ ]+|[^ /]+:[1-9][0-9]{0,4})$")]
-ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+Bind = Annotated[str, kinds.described("an address HOST:PORT or :PORT", r"^[^ ]*:[1-9][0-9]{0,4}$")]
+Place = Annotated[
+    str,
+    kinds.described("an absolute path or HOST:PORT", r"^(/[^ ]+|[^ /]+:[1-9][0-9]{0,4})$"),
+]
+ModelName = Annotated[
+    str, kinds.described("a name of letters, digits, _, . and -", r"^[A-Za-z0-9_.-]+$")
+]
 
 
 class ClusterSettings(Struct, frozen=True):
@@ -103,7 +109,7 @@ def read(path: str) -> ClusterFile:
     for name in names:
         if f"models_{name}_memory_bytes" not in source.given:
             wants = declared[f"models_{name}_memory_bytes"].wants
-            problems.append(f"models_{name}_memory_bytes is missing in {path}: wants {wants}")
+            problems.append(f"models_{name}_memory_bytes is missing in {path}: it wants {wants}")
     if not problems:
         file = ClusterFile(
             ClusterSettings(**_under("", ClusterSettings, values)),
@@ -152,9 +158,11 @@ def _wrong_names(names: list[str]) -> list[str]:
 def _contradictions(file: ClusterFile, path: str) -> list[str]:
     wrong = []
     if not file.models:
-        wrong.append(f"models: there are none in {path}: wants a table [models.NAME] for each")
+        wrong.append(
+            f"models: there are none in {path}, which wants a table [models.NAME] for each"
+        )
     if not file.settings.service_model_repository:
-        wrong.append(f"service_model_repository is missing in {path}: wants a list of one or more")
+        wrong.append(f"service_model_repository is missing in {path}: it wants folders")
     for name, table in file.models.items():
         max_replicas = table.rule().scaling.most
         if 1 < table.max_replicas < table.replicas:

@@ -55,36 +55,36 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def parse(data: bytes) -> dict[bytes, Key]:
+def parse(data: bytes, what: str = "keys_file") -> dict[bytes, Key]:
     """Return the keys of a file by digest. Raise ConfigError if the file is invalid, or has more
-    than `MAX_KEYS` keys. The message contains no digest."""
+    than `MAX_KEYS` keys. The message begins with `what` and contains no digest."""
     try:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as ex:  # ValueError: also a number of too many digits
-        kind = "UTF-8" if isinstance(ex, UnicodeDecodeError) else "TOML"
-        raise ConfigError(f"keys_file: not {kind}") from None
+        is_text = not isinstance(ex, UnicodeDecodeError)
+        raise ConfigError(f"{what}: {f'not TOML: {ex}' if is_text else 'not UTF-8'}") from None
     if len(document) > MAX_KEYS:
-        raise ConfigError(f"keys_file: more than {MAX_KEYS} keys")
+        raise ConfigError(f"{what}: more than {MAX_KEYS} keys")
     keys: dict[bytes, Key] = {}
     for name, table in document.items():
-        check_name(name)
+        check_name(name, what)
         try:
             entry = msgspec.convert(table, _Entry)
         except msgspec.ValidationError as ex:
-            raise ConfigError(f"keys_file: key '{name}': {ex}") from None
+            raise ConfigError(f"{what}: key '{name}': {ex}") from None
         hashed = bytes.fromhex(entry.sha256)
         if hashed in keys:
-            raise ConfigError(f"keys_file: keys '{keys[hashed].name}' and '{name}' are the same")
+            raise ConfigError(f"{what}: keys '{keys[hashed].name}' and '{name}' are the same")
         expires = entry.expires.timestamp() if entry.expires else float("inf")
         keys[hashed] = Key(name, entry.scopes, expires)
     return keys
 
 
-def check_name(name: str) -> None:
-    """Check the name of a key."""
+def check_name(name: str, what: str = "keys_file") -> None:
+    """Check the name of a key. Raise ConfigError with a text that begins with `what`."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"keys_file: '{ascii(name[:64])[1:-1]}' is no name: 1 to 64 letters, digits, - and _"
+            f"{what}: '{ascii(name[:64])[1:-1]}' is no name: 1 to 64 letters, digits, - and _"
         )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError, NotFound
-from shmserve.repository import catalog
+from shmserve.repository import catalog, no_models
 from shmserve.repository.model_folder import ModelFolder, looks_like_model, read_folder
 from shmserve.repository.text_files import IGNORED, is_folder, printable
 
@@ -22,11 +22,13 @@ _MAX_LOGGED = 8  # folders without a model that a log line names
 
 
 class ScanResult(Struct, frozen=True):
-    """Contents of the repository: every folder that may be a model is in exactly one field.
-    `failures`: by folder name, the reason for clients."""
+    """Contents of the repository: every folder that may be a model is in `models` or `failures`.
+    `failures`: by folder name, the reason for clients. `skipped`: by path, the reason for
+    operators why a folder is no model."""
 
     models: dict[str, ModelFolder]
     failures: dict[str, str]
+    skipped: dict[str, str] = {}
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
@@ -45,7 +47,24 @@ def scan(paths: Sequence[str]) -> ScanResult:
             models[name] = read_folder(_only(name, directories))
         except ConfigError as ex:
             failures[printable(name)] = ex.message
-    return ScanResult(models, failures)
+    return ScanResult(models, failures, _skipped(paths, by_name, candidates))
+
+
+def _skipped(
+    paths: Sequence[str], by_name: dict[str, list[str]], candidates: dict[str, list[str]]
+) -> dict[str, str]:
+    """Return, by path, the reason why repositories and folders have no model."""
+    local = [os.path.realpath(path) for path in paths if not catalog.is_catalog(path)]
+    holding = {os.path.dirname(d) for directories in candidates.values() for d in directories}
+    empty = {path: no_models.of_repository(path) for path in local if path not in holding}
+    inside = {
+        directory: no_models.of_folder(directory)
+        for name in sorted(by_name.keys() - candidates.keys() - set(IGNORED))
+        for directory in by_name[name]
+        if not empty.get(os.path.dirname(directory))
+    }
+    both = {**empty, **inside}
+    return {printable(path): printable(reason) for path, reason in both.items() if reason}
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:

@@ -32,28 +32,69 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 SecondsOrNone = Annotated[float, Meta(ge=0)]  # 0 switches a feature off
 Share = Annotated[float, Meta(gt=0, le=1)]
-Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
-HostRule = Annotated[
-    str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
-]
-ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
-Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
-Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
-HeaderPair = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$")]  # RFC 9110
-# A folder, NAME=FOLDER, or a store's address without secrets, which belong in the environment.
-RepositoryPath = Annotated[
+
+
+def described(words: str, pattern: str) -> Meta:
+    """Return the form of a text: a regular expression for the program, words for people."""
+    return Meta(pattern=pattern, description=words)
+
+
+Origin = Annotated[
     str,
-    Meta(
-        pattern=r"^(?!([^/]*=)?[A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$"
+    described("an origin SCHEME://HOST or SCHEME://HOST:PORT", "^[a-z][a-z0-9+.-]*://[^/ ]+$"),
+]
+HostRule = Annotated[
+    str,
+    described(
+        "a rule cpu-cores=N, cpu-cores=N-M or numa-node=N",
+        r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$",
     ),
 ]
-TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
-FileMode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
+ResourceAmount = Annotated[
+    str,
+    described(
+        "an amount NAME:COUNT or NAME:COUNT:DEVICE, with a number or cpu for DEVICE",
+        "^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$",
+    ),
+]
+Url = Annotated[
+    str,
+    described(
+        "an address http://HOST:PORT/PATH or https://HOST:PORT/PATH without user, password and"
+        " query; PORT and PATH may be left out",
+        r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$",
+    ),
+]
+Pair = Annotated[str, described("a pair NAME=VALUE", "^[^=]+=.*$")]
+HeaderPair = Annotated[  # RFC 9110
+    str,
+    described("a header field NAME=VALUE in ASCII", r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$"),
+]
+# Secrets of stores belong in the environment.
+RepositoryPath = Annotated[
+    str,
+    described(
+        "a folder, a NAME=FOLDER, or a store's address (s3://, gs://, az://, hf://, http:// or"
+        " https://) without user, password and query",
+        r"^(?!([^/]*=)?[A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$",
+    ),
+]
+TcpAddress = Annotated[
+    str,
+    described(
+        "a TCP address HOST:PORT, with an IPv6 HOST in brackets",
+        r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$",
+    ),
+]
+FileMode = Annotated[
+    str, described("a mode of three or four octal digits, such as 0660", "^[0-7]{3,4}$")
+]
 Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 # the server's user and root; any user of the host; all callers
 From = Literal["owner", "local", "anyone"]
 # each value includes the callers of the value before
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]
+_TEXT = "a text"
 KIB = 1 << 10
 MIB = 1 << 20
 
@@ -112,8 +153,10 @@ def description(kind: Any) -> str:
 
 def _words(info: inspect.Type) -> str:
     match info:
-        case inspect.Metadata(type=described):
-            return _words(described)
+        case inspect.Metadata(extra_json_schema={"description": str(words)}):
+            return words
+        case inspect.Metadata(type=bare_type):
+            return _words(bare_type)
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():
@@ -123,15 +166,18 @@ def _words(info: inspect.Type) -> str:
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(map(str, values))
         case inspect.StrType(pattern=None):
-            return "a text"
+            return _TEXT
         case inspect.StrType(pattern=pattern):
             return f"a text that matches `{pattern}`"
         case inspect.VarTupleType(item_type=item, min_length=least):
-            return f"a list{' of one or more' if least else ''}: {_words(item)}"
+            number = "one or more " if least else ""
+            words = _words(item)
+            return f"a list of {number}" + ("texts" if words == _TEXT else f"items, each {words}")
         case inspect.UnionType(types=choices):
             return " or ".join(map(_words, choices))
         case inspect.DictType(value_type=value):
-            return f"a table (name=item,item;other=item): {_words(value)}"
+            form = "a table (in a variable name=item,item;other=item)"
+            return f"{form} that gives each name {_words(value)}"
     return "a value"
 
 

@@ -53,7 +53,9 @@ class StartReport:
             return
         took_s = time.monotonic() - self._begun
         self._complete = replace(snapshot, requires=ALL).ready
-        if self._complete:
+        if self._complete and not snapshot.models:
+            _log.info("ready after %.1f s, without a model", took_s)
+        elif self._complete:
             _log.info("all models ready after %.1f s", took_s)
         if not self._greeted and snapshot.ready:
             self._greeted = True

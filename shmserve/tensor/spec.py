@@ -64,6 +64,7 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
         rerun: a request may run again on another instance if its executor died (config.pbtxt
             parameter ``rerun``: "true" or "false").
         steps: steps of an ensemble, which has no instances.
+        chosen_batch: the backend has chosen `max_batch_size`.
     """
 
     name: str
@@ -78,6 +79,18 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, str] = {}
     config: ConfigDocument = ConfigDocument()
     steps: tuple[EnsembleStep, ...] = ()
+    chosen_batch: bool = False
+
+    @property
+    def batch_note(self) -> str:
+        """Advice for operators if the backend has chosen `max_batch_size`, else ""."""
+        size = self.max_batch_size
+        return (
+            f"max_batch_size {size} is the default for ONNX models whose first dimensions are all"
+            " variable; max_batch_size in config.pbtxt allows other batches"
+            if self.chosen_batch
+            else ""
+        )
 
     @property
     def caches_answers(self) -> bool:

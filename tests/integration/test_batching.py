@@ -15,13 +15,14 @@ import onnx
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.cli.operating import show
 from tests.grpc_client import Client
 from tests.holding import Hold, in_flight, metric, statistics
 from tests.integration.region_client import Client as RegionClient
 from tests.integration.region_client import Memory
 from tests.running_server import wait_until
 from tests.servers import Server
-from tests.unit.executor.test_onnx_backend import save, value
+from tests.unit.executor.test_onnx_backend import adder, save, value
 
 MODELS = Path(__file__).parents[1] / "repositories" / "batching"
 POOL = 8
@@ -61,6 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     a, b, y = (value(name, T.FLOAT, ["N", "M"]) for name in "ABY")
     node = helper.make_node("Add", ["A", "B"], ["Y"])
     save(models / "sum", [node], [a, b], [y], config=config)
+    adder(models / "bare", ["N", 3], config="")
     write_ragged(models / "ragged")
     shutil.copytree(models / "native", models / "parts")
     config = (models / "native" / "config.pbtxt").read_text()
@@ -93,6 +95,13 @@ def size_of(answer: tuple[int, dict[str, str], Any]) -> int:
 
 def waiting(server: Server, model: str, count: int) -> None:
     wait_until(lambda: in_flight(server, f"{model}/1/0") == count, f"not {count} are there")
+
+
+def test_a_batch_size_that_nobody_has_set_is_told(server: Server) -> None:
+    notes = {row["model"]: row["note"] for row in show.ask(server.run_dir, "models")}
+    assert notes["bare"].startswith("max_batch_size 4 is the default for ONNX models")
+    assert notes["sum"] == notes["meeting"] == ""
+    assert f"configuration: {notes['bare']}" in server.log()
 
 
 def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(

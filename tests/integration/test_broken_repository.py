@@ -43,10 +43,10 @@ BROKEN = {
     "import": ("No module named 'nothing_of_that_name'", ""),
     "crash": ("ended 3 times while it loaded the model: signal SIGSEGV", ""),
     "endless": ("", ""),
-    "count": ("input", ""),
-    "garbage": ("", ""),
+    "count": ("input 'Z' is not in the ONNX model", "input 'Z' is not in the ONNX model"),
+    "garbage": ("", "garbage/1/model.onnx is not an ONNX model (unknown wire type 6)"),
 }
-LOADED = {"crash": "SIGSEGV"}
+LOADED = {"crash": "SIGSEGV", "garbage": "is not an ONNX model"}
 
 
 def make(folder: Path, config: str = CONFIG, source: str | None = WORKING) -> Path:

@@ -90,6 +90,16 @@ def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manage
         assert "READY=1" not in hear(manager, "STOPPING=1")
 
 
+def test_a_start_without_models_says_what_the_repository_has_instead(tmp_path):
+    (tmp_path / "models/a").mkdir(parents=True)
+    (tmp_path / "models/a/model.py").touch()
+    with Server(tmp_path / "models", grpc_processes=0) as server:
+        wait_until(lambda: "models: none" in server.log(), "no greeting")
+        folder = f"{tmp_path}/models/a has model.py, but no version folder"
+        assert f"model_repository has no model; {folder}: move model.py to 1/model" in server.log()
+        assert " s, without a model" in server.log()
+
+
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
     with Server(**{**SETTINGS, "http_workers": 2}) as server:
         names = titles(server)

@@ -41,8 +41,8 @@ def test_sizes_may_have_units(text: str, nbytes: int, tmp_path) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     [line] = problems({"SHMSERVE_POOL_BYTES": text})
     assert line == (
-        f"bad setting pool_bytes = '{text}' (SHMSERVE_POOL_BYTES in the environment): wants "
-        "a size in bytes or with a unit (64k, 512MiB, 1GB), at least 0; default: 0"
+        f"bad setting pool_bytes = '{text}' (SHMSERVE_POOL_BYTES in the environment): pool_bytes "
+        "wants a size in bytes or with a unit (64k, 512MiB, 1GB), at least 0; its default is 0"
     )
 
 
@@ -83,14 +83,91 @@ def test_all_that_is_wrong_is_told_with_its_place(tmp_path) -> None:
     ]
     assert told[2] == (
         f"bad setting model_control = 'often' ({path}, line 1): "
-        "wants one of explicit, none, poll; default: none"
+        "model_control wants one of explicit, none, poll; its default is none"
     )
     assert told[3] == (
-        f"bad setting http_workers = 0 ({path}, line 5): wants a whole number, at least 1; "
-        "default: 2"
+        f"bad setting http_workers = 0 ({path}, line 5): http_workers wants a whole number, "
+        "at least 1; its default is 2"
     )
-    assert told[4].startswith(f"bad setting pipelines.one[1] = 7 ({path}, line 6): wants a table")
+    assert told[4].startswith(f"bad setting pipelines.one[1] = 7 ({path}, line 6): pipelines ")
+    assert "wants a table (in a variable name=item,item;other=item) that gives each" in told[4]
     assert len(told) == 5
+
+
+def test_lists_and_tables_are_asked_for_in_sentences(tmp_path) -> None:
+    environ = in_file(tmp_path, "http_bind = 8000\nmetrics_bind = [8002]\n[pipelines]\np = []\n")
+    file = environ["SHMSERVE_CONFIG"]
+    assert problems(environ) == [
+        f"bad setting http_bind = 8000 ({file}, line 1): http_bind wants a list of texts; its"
+        " default is 127.0.0.1:8000",
+        f"bad setting metrics_bind[0] = 8002 ({file}, line 2): metrics_bind wants a list of items,"
+        " each a TCP address HOST:PORT, with an IPv6 HOST in brackets; its default is nothing",
+        f"bad setting pipelines.p = [] ({file}, line 3): pipelines wants a table (in a variable"
+        " name=item,item;other=item) that gives each name a list of one or more texts; its default"
+        " is nothing",
+    ]
+
+
+def test_no_form_of_a_value_is_a_regular_expression() -> None:
+    wanted = [setting.wants for setting in config.declared().values()]
+    assert [text for text in wanted if "match" in text or "^" in text or "`" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("http_port", "http_bind"),
+        ("grpc_host", "grpc_bind"),
+        ("metrics_port", "metrics_bind"),
+        ("port", "http_bind"),
+    ],
+)
+def test_ports_and_hosts_are_addresses_here(tmp_path, given: str, meant: str) -> None:
+    [line] = problems(in_file(tmp_path, f"{given} = 8080"))
+    end = "? It takes addresses HOST:PORT"
+    assert line.endswith(
+        f"unknown setting {given} in {tmp_path}/s.toml, line 1; did you mean {meant}{end}"
+    )
+    variable = f"SHMSERVE_{given.upper()}"
+    [line] = problems({variable: "8080"})
+    there = "in the environment; did you mean SHMSERVE_"
+    assert line == f"unknown setting {variable} {there}{meant.upper()}{end}"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "table", "number"),
+    [
+        ('[http]\nworkers = 1\npool_bytes = "1GiB"\n', "http_pool_bytes", "[http]", 3),
+        ('[http.tls]\ncert = ""\nkeys_file = ""\n', "http_tls_keys_file", "[http.tls]", 3),
+        ("[pipelines]\np = ['a']\nload_models = []\n", "pipelines_load_models", "[pipelines]", 3),
+    ],
+)  # fmt: skip
+def test_keys_of_the_top_level_below_a_header_are_told_where_they_belong(
+    tmp_path, text: str, name: str, table: str, number: int
+) -> None:
+    key = name.removeprefix(table[1:-1].replace(".", "_") + "_")
+    assert problems(in_file(tmp_path, text)) == [
+        f"unknown setting {name} in {tmp_path}/s.toml, line {number}: {key} belongs to no table,"
+        f" but stands below {table}; write {key} above the first line with a [table]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\nmodel_repository = /srv/m\n", "line 2 is `model_repository = /srv/m`; texts are writ"),
+        ("http_workers =", "Invalid value (at end of document); line 1 is `http_workers =`; texts"),
+        ("[http", "line 1 is `[http`"),
+        ("workers: 4", "line 1 is `workers …`"),
+        ("http_restricted_api = hush", "line 1 is `http_restricted_api …`"),
+        ("htp_restricted_api = hush", "line 1 is `htp_restricted_api …`"),
+        ('{"http_workers": "hush"}', "(at line 1, column 1)"),
+    ],
+)
+def test_a_line_that_is_no_toml_is_shown_without_secrets(tmp_path, text: str, told: str) -> None:
+    [line] = problems(in_file(tmp_path, text))
+    assert told in line
+    assert "hush" not in line
 
 
 def test_the_environment_wins_and_is_what_is_named(tmp_path) -> None:
@@ -166,7 +243,7 @@ def test_repositories_may_be_addresses(address: str) -> None:
 def test_addresses_have_no_secrets_and_none_is_shown(address: str) -> None:
     (line,) = problems({"SHMSERVE_MODEL_REPOSITORY": f"/srv/models,{address}"})
     assert line.startswith("bad setting model_repository[1] = ")
-    assert "user" not in line
+    assert "user:" not in line
     assert "sig=s3cret" not in line
 
 

@@ -5,16 +5,20 @@ import argparse
 import os
 from pathlib import Path
 
+import msgspec
+
 from shmserve import config, model_places
 from shmserve.cli.inspecting import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models.desired_models import DesiredModels
 from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.protocol.triton_config import model_config
-from shmserve.repository import folder_reader
+from shmserve.protocol.control.link_messages import Instance
+from shmserve.protocol.triton_config import backend_kinds, model_config
+from shmserve.repository import folder_reader, no_models
 from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import extras, listen_addresses
@@ -60,45 +64,99 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)
+        everything = msgspec.structs.replace(settings, model_control="none")
+        present = desired_models.choose(everything, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         return 1
     short = _short_of_memory(settings, desired)
-    return 1 if not _models_would_do(settings, desired, load) or short else 0
+    return 1 if not _models_would_do(settings, desired, present, load) or short else 0
 
 
-def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, load: bool) -> bool:
-    """Print the findings on models. Return True if the service would be ready."""
-    broken = {name.partition("/")[0] for name in desired.failures}
-    fine: set[str] = set()
-    names = {spec.name for spec, _ in desired.versions}
-    for spec, instances in desired.versions:
-        reason = _missing_steps(spec, names)
-        if instances and not reason:
-            reason = try_load.code_problem(Path(instances[0].directory) / spec.version)
-        if load and instances and not reason:
-            reason = try_load.problem(instances[0], settings.load_timeout_s)
-        if reason:
-            broken.add(spec.name)
-            finding = _finding(settings, spec.name)
-            print(f"{finding}  model {spec.name} version {spec.version}: {reason}")
-            continue
-        fine.add(spec.name)
-        kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
-        count = f"{number} {kind}{'' if number == 1 else 's'}"
-        print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
-        for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
-            print(f"note  model {spec.name} version {spec.version}: {note}")
-    for name, reason in sorted(desired.failures.items()):
-        finding = _finding(settings, name.partition("/")[0])
+def _models_would_do(
+    settings: Settings, desired: DesiredModels, present: DesiredModels, load: bool
+) -> bool:
+    """Print the findings on models. Return True if the service would be ready. `present`: all
+    models of the repository, of which the service starts with `desired`."""
+    for path, reason in present.skipped.items():
+        print(f"{'warn' if present.is_empty else 'note'}  {path} {reason}")
+    if present.is_empty and not _may_be_empty(settings):
+        return False
+    started = {spec.name for spec, _ in desired.versions}
+    started |= {name.partition("/")[0] for name in desired.failures}
+    fine, broken = _models(settings, present, started, load)
+    failures = {**present.failures, **desired.failures}
+    for name, reason in sorted(failures.items()):
+        broken.add(name.partition("/")[0])
+        finding = _finding(settings, name.partition("/")[0], started)
         print(f"{finding}  model {name}: {reason}{_where(settings, name)}")
+    broken, fine = broken & started, fine & started
     if broken and not fine:
         print("FAIL  none of the models can be served")
         return False
     absent = [name for name in settings.ready_requires if name not in (*ALL, *ANY, *broken, *fine)]
     for name in absent:
-        print(f"FAIL  ready_requires: '{name}' is no model of the repository")
+        where = "load_models" if settings.model_control == "explicit" else "the repository"
+        print(f"FAIL  ready_requires: '{name}' is no model of {where}")
     return not absent and not any(_is_required(settings, name) for name in broken)
+
+
+def _models(
+    settings: Settings, present: DesiredModels, started: set[str], load: bool
+) -> tuple[set[str], set[str]]:
+    """Print the findings on readable versions. Return the names of models with a good version, and
+    of models with a bad version. `started`: models of the service's start."""
+    fine: set[str] = set()
+    broken: set[str] = set()
+    names = {spec.name for spec, _ in present.versions}
+    for spec, instances in present.versions:
+        model = f"model {spec.name} version {spec.version}"
+        unstarted = "" if spec.name in started else ", not in load_models"
+        try:
+            spec = _looked_at(spec, instances, names, settings, load)
+        except ConfigError as ex:
+            broken.add(spec.name)
+            print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
+            continue
+        fine.add(spec.name)
+        kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
+        count = f"{number} {kind}{'' if number == 1 else 's'}"
+        print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
+        notes = model_config.of_spec(spec, folder_reader.kinds()).notes
+        for note in filter(None, (*notes, spec.batch_note)):
+            print(f"note  {model}: {note}")
+    return fine, broken
+
+
+def _may_be_empty(settings: Settings) -> bool:
+    """Print a finding on an empty repository. Return True if models may come later."""
+    later = settings.model_control != "none" or model_places.fetches(settings)
+    print(f"{'warn' if later else 'FAIL'}  model_repository has no model")
+    return later
+
+
+def _looked_at(
+    spec: ModelSpec,
+    instances: tuple[Instance, ...],
+    names: set[str],
+    settings: Settings,
+    load: bool,
+) -> ModelSpec:
+    """Return a version, completed as far as the files tell. `names`: models of the repository.
+    Raise ConfigError with the reason if the version cannot be served."""
+    if reason := _missing_steps(spec, names):
+        raise ConfigError(reason)
+    if not instances:
+        return spec
+    if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
+        raise ConfigError(reason)
+    if spec.backend == backend_kinds.ONNXRUNTIME:
+        from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
+
+        spec = graph_file.completed(spec, instances[0].directory)
+    if load and (reason := try_load.problem(instances[0], settings.load_timeout_s)):
+        raise ConfigError(reason)
+    return spec
 
 
 def _is_required(settings: Settings, name: str) -> bool:
@@ -106,12 +164,13 @@ def _is_required(settings: Settings, name: str) -> bool:
     return settings.ready_requires == ALL or name in settings.ready_requires
 
 
-def _finding(settings: Settings, name: str) -> str:
-    """Return the level of a broken model: only required models are failures."""
-    return "FAIL" if _is_required(settings, name) else "warn"
+def _finding(settings: Settings, name: str, started: set[str]) -> str:
+    """Return the level of a broken model: only required models of the service's start are
+    failures."""
+    return "FAIL" if name in started and _is_required(settings, name) else "warn"
 
 
-def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
+def _short_of_memory(settings: Settings, desired: DesiredModels) -> bool:
     """Print the finding on the memory pool. Return True if the service would never be ready."""
     if problem := raise_file_limit():
         print(f"FAIL  memory: {problem}")
@@ -128,15 +187,18 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
 
 
 def _where(settings: Settings, name: str) -> str:
-    """Return the folder of a model or a version, for operators: clients must not see paths."""
+    """Return the folder of a model or a version, for operators, with what to do if the folder is
+    MLServer's. Clients must not see paths."""
     for entry in settings.model_repository:
         single = model_places.single_of(entry)
         if single and name.split("/")[0] == single[0]:
-            return f" [{single[1]}]"
-        path = entry
-        folder = os.path.join(os.path.abspath(path), name)
-        if os.path.isdir(folder) or os.path.isdir(folder := os.path.dirname(folder)):
-            return f" [{folder}]"
+            folder = single[1]
+        else:
+            folder = os.path.join(os.path.abspath(entry), name)
+            folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
+        if os.path.isdir(folder):
+            advice = no_models.of_mlserver(folder)
+            return f" [{folder}]{advice and f'; {advice}'}"
     return ""
 
 

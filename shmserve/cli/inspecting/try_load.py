@@ -72,7 +72,6 @@ def _place(ex: BaseException | None, directory: str) -> str:
 
 
 def main() -> int:
-    from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
     from shmserve.executor.process import model_loading
     from shmserve.observe import log_output, logs
@@ -80,20 +79,27 @@ def main() -> int:
 
     logs.setup("check", "error")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
-    where = ""
     try:
-        try:
-            devices = Devices.of(instance.device, Mappings())
-            backend, _ = model_loading.load(instance, devices)
-            backend.close()
-        except Exception as ex:
-            where = _place(ex, instance.directory)
-            raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
-    except ShmserveError as ex:
+        devices = Devices.of(instance.device, Mappings())
+        backend, _ = model_loading.load(instance, devices)
+        backend.close()
+    except Exception as ex:
+        reason = _place(ex, instance.directory) + _reason(ex, instance.name)
         log_output.end()  # flushes the model's output first
-        print(f"\n{_MARK}{where}{sanitised(ex.message)}", file=sys.__stdout__, flush=True)
+        print(f"\n{_MARK}{reason}", file=sys.__stdout__, flush=True)
         return 1
     return 0
+
+
+def _reason(ex: Exception, instance: str) -> str:
+    """Return the text of a failed load, with paths that clients would not see."""
+    from shmserve.executor.backends.model_errors import describe, from_load, one_line
+
+    error = from_load(ex, logging.getLogger(__name__), instance)
+    cause = ex.__cause__ if error is ex else ex
+    if cause is None or isinstance(cause, ShmserveError):
+        return one_line(error.message)
+    return one_line(error.message.replace(describe(cause), describe(cause, one_line)))
 
 
 if __name__ == "__main__":

@@ -56,12 +56,13 @@ def new(
 
 def _append(path: str, name: str, entry: str) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-    with bounded_files.opened(path, "the file of keys", flags) as file:
+    what = f"the file of keys, {path},"
+    with bounded_files.opened(path, what, flags) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # two commands may add keys at once
-        content = bounded_files.content(file, keys.MAX_BYTES, "the file of keys")
-        if name in {key.name for key in keys.parse(content).values()}:
-            raise ConfigError(f"keys_file: there is a key '{name}' already")
+        content = bounded_files.content(file, keys.MAX_BYTES, what)
+        if name in {key.name for key in keys.parse(content, what).values()}:
+            raise ConfigError(f"{what} has a key '{name}' already")
         if content:
             entry = f"\n{entry}" if content.endswith(b"\n") else f"\n\n{entry}"
-        keys.parse(content + entry.encode())
+        keys.parse(content + entry.encode(), what)
         file.write(entry.encode())

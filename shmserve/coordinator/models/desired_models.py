@@ -31,12 +31,14 @@ class Folder(Protocol):
 
 class Scan(Protocol):
     """Contents of the repository: readable folders, and the reasons why other folders are
-    unreadable."""
+    unreadable or, by path, no models."""
 
     @property
     def models(self) -> Mapping[str, Folder]: ...
     @property
     def failures(self) -> dict[str, str]: ...
+    @property
+    def skipped(self) -> dict[str, str]: ...
 
 
 Scanner = Callable[[Sequence[str]], Scan]  # `shmserve.repository.scan`
@@ -55,11 +57,15 @@ class Library(Protocol):
 
 class DesiredModels(Struct, frozen=True):
     """Versions to serve with their instances, and reasons for models that cannot be served.
-    `implied`: models not named in the settings but needed by an ensemble."""
+    `implied`: models not named in the settings but needed by an ensemble. `skipped`: by
+    path, the reason for operators why a folder is no model. `is_empty`: True if the repository has
+    no model."""
 
     versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
     implied: frozenset[str] = frozenset()
+    skipped: dict[str, str] = {}
+    is_empty: bool = False
 
 
 def choose(settings: Settings, scan: Scanner) -> DesiredModels:
@@ -84,7 +90,8 @@ def choose(settings: Settings, scan: Scanner) -> DesiredModels:
         of_model, refused = split(repository.models[name])
         versions += of_model
         failures.update({f"{name}/{version}": why for version, why in refused.items()})
-    return DesiredModels(tuple(versions), failures, implied)
+    is_empty = not repository.models and not repository.failures
+    return DesiredModels(tuple(versions), failures, implied, repository.skipped, is_empty)
 
 
 def continued(settings: Settings, before: Snapshot) -> Settings:

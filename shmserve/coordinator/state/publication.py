@@ -136,7 +136,8 @@ def _conditions(snapshot: Snapshot) -> dict[str, str]:
     conditions = {name: f"model failed: {reason}" for name, reason in failed.items()}
     for name, versions in snapshot.models.items():
         for version, entry in versions.items():
-            kind = f"model {entry.state.name.lower()}"
+            restarting = entry.state is ModelState.READY and entry.reason  # no executor serves it
+            kind = f"model {'restarting' if restarting else entry.state.name.lower()}"
             conditions[f"{name}/{version}"] = f"{kind}: {entry.reason}" if entry.reason else kind
     ready = "service ready" if snapshot.ready else "service not ready"
     return {**conditions, "service": ready}

@@ -70,11 +70,11 @@ def model_rows(
                 serving = revision is model.serving
                 changing = "LOADING" if revision is model.coming else "UNLOADING"
                 state = version.entry().state.value if serving else changing
-                number = version.spec.version
+                number, note = version.spec.version, version.spec.batch_note
                 rows += [
                     _ModelRow(
                         *(name, number, state, r.name, r.state.value, r.pid),
-                        *(threads.get(r.process, 0), r.exits, r.reason),
+                        *(threads.get(r.process, 0), r.exits, r.reason, note),
                     )
                     for r in version.instances
                 ]
@@ -102,6 +102,7 @@ class _ModelRow(Struct):
     threads: int = 0
     exits: int = 0
     reason: str = ""
+    note: str = ""
 
 
 def region_rows(book: RegionBook) -> list[Row]:

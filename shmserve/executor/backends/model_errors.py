@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Callable
 
 from shmserve.cuda import runtime
 from shmserve.errors import Code, Internal, ModelFailure, ShmserveError
@@ -28,11 +29,8 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
 def sanitised(text: str) -> str:
-    """Return a text as one line of at most `MAX_TEXT` characters, without paths, source files and
-    addresses."""
-    if _TRACEBACK in text:  # the last line of a traceback names the error
-        text = text.rstrip().splitlines()[-1]
-    text = text[: 8 * MAX_TEXT]  # a limit for the time of the patterns
+    """Return a text as `one_line` does, without paths, source files and addresses."""
+    text = _error_line(text)
     for pattern, mark in (
         (_WINDOWS_PATH, "<path>"),
         (_PATH, "<path>"),
@@ -40,16 +38,30 @@ def sanitised(text: str) -> str:
         (_ADDRESS, "<address>"),
     ):
         text = pattern.sub(mark, text)
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Return a text as one printable line of at most `MAX_TEXT` characters."""
+    text = _error_line(text)
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(text.split())
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
-def describe(ex: BaseException) -> str:
-    """Return a text for clients. The type's name is added if the text is not clear without it."""
+def _error_line(text: str) -> str:
+    """Return the last line of a traceback, which names the error, or any other text."""
+    if _TRACEBACK in text:
+        text = text.rstrip().splitlines()[-1]
+    return text[: 8 * MAX_TEXT]  # a limit for the time of the patterns
+
+
+def describe(ex: BaseException, clean: Callable[[str], str] = sanitised) -> str:
+    """Return a text for clients. The type's name is added if the text is not clear without it.
+    `clean`: makes a text fit to be shown; `one_line` is for operators."""
     kind = type(ex).__name__
     try:
-        text = sanitised(str(ex))
+        text = clean(str(ex))
     except Exception:  # an exception class whose __str__ is broken
         text = ""
     if not text:
@@ -75,8 +87,9 @@ def from_exception(
     """
     if isinstance(ex, ShmserveError):
         return ex
-    log.error("%s: %s: %s", what, type(ex).__name__, describe(ex), exc_info=ex)
-    return from_cuda(ex, purpose) or ModelFailure(describe(ex), code)
+    text, kind = describe(ex), type(ex).__name__
+    log.error("%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=ex)
+    return from_cuda(ex, purpose) or ModelFailure(text, code)
 
 
 def without_frames(error: ShmserveError) -> ShmserveError:

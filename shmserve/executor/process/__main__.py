@@ -161,7 +161,8 @@ class Executor:
         log.info("loaded in %.2f s", time.monotonic() - started)
         # The first instance logs, for all, the options of the configuration that have no effect.
         if ids.instance_index(self.instance.name) == 0:
-            for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
+            notes = model_config.of_spec(spec, folder_reader.kinds()).notes
+            for note in filter(None, (*notes, spec.batch_note)):
                 log.info("configuration: %s", note)
             if spec.caches_answers and not self.settings.response_cache_bytes:
                 log.info("configuration: response_cache: no effect (response_cache_bytes is 0)")

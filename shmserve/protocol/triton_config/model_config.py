@@ -21,6 +21,7 @@ from msgspec import Struct
 from shmserve._generated import model_config_pb2 as pb
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.errors import ConfigError
+from shmserve.protocol.triton_config import near_names
 from shmserve.protocol.triton_config.backend_kinds import (
     BUILT_IN,
     ENSEMBLE,
@@ -155,7 +156,7 @@ def _parsed(read: Callable[[Any, Any], Any], source: Any, where: str) -> Any:
         return read(source, pb.ModelConfig())
     # The text format raises a plain ValueError for an unknown enum number.
     except (text_format.ParseError, json_format.ParseError, ValueError) as ex:
-        raise ConfigError(f"{where}: {' '.join(str(ex).split())[:500]}") from None
+        raise ConfigError(f"{where}: {near_names.completed(str(ex))}") from None
 
 
 def _validated(

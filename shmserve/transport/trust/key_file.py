@@ -23,10 +23,11 @@ def read(settings: Settings) -> dict[bytes, Key]:
         if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")
         return {}
-    with bounded_files.opened(settings.keys_file, "keys_file:") as file:
+    what = f"keys_file: {settings.keys_file}"
+    with bounded_files.opened(settings.keys_file, what) as file:
         if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-            raise ConfigError("keys_file: every user of this host may write to it")
-        return keys.parse(bounded_files.content(file, keys.MAX_BYTES, "keys_file:"))
+            raise ConfigError(f"{what}: every user of this host may write to it")
+        return keys.parse(bounded_files.content(file, keys.MAX_BYTES, what), what)
 
 
 class KeyFile:

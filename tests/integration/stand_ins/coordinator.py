@@ -37,6 +37,7 @@ class Folder(msgspec.Struct):
 class Scan(msgspec.Struct):
     models: dict[str, Folder]
     failures: dict[str, str] = {}
+    skipped: dict[str, str] = {}
 
 
 class Library:

@@ -64,7 +64,8 @@ def test_check_tells_of_a_pool_too_small_for_the_processes(settings, capsys, mib
     small = msgspec.structs.replace(
         settings, pool_bytes=mib << 20, http_workers=2, grpc_processes=1
     )
-    assert check.check(small, lambda paths: Scan({})) == status
+    model = Folder((ModelSpec("m", "1", "", "python", 0, (), ()),))
+    assert check.check(small, lambda paths: Scan({"m": model})) == status
     told = f"{finding}  memory: the pool of {mib} MiB is too small for 3 processes: set SHMSERVE_"
     assert f"{told}POOL" in capsys.readouterr().out
 

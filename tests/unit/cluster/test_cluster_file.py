@@ -55,8 +55,9 @@ def test_it_is_read_with_units(tmp_path) -> None:
         (
             'memory_bytes = "2GiB"',
             'memory_bytes = "2 parsecs"',
-            "bad setting models_digits_memory_bytes = '2 parsecs' (/cluster.toml, line 9): wants a "
-            "size in bytes or with a unit (64k, 512MiB, 1GB), at least 1; default: nothing",
+            "bad setting models_digits_memory_bytes = '2 parsecs' (/cluster.toml, line 9): "
+            "models_digits_memory_bytes wants a size in bytes or with a unit (64k, 512MiB, 1GB), at"
+            " least 1; its default is nothing",
         ),
         (
             "max_replicas",
@@ -73,8 +74,8 @@ def test_it_is_read_with_units(tmp_path) -> None:
         (
             "memory_bytes = 1000",
             "",
-            "models_up.scale-2_memory_bytes is missing in /cluster.toml: wants a size in bytes or "
-            "with a unit (64k, 512MiB, 1GB), at least 1",
+            "models_up.scale-2_memory_bytes is missing in /cluster.toml: it wants a size in bytes "
+            "or with a unit (64k, 512MiB, 1GB), at least 1",
         ),
         (
             "max_replicas = 8",
@@ -89,8 +90,9 @@ def test_it_is_read_with_units(tmp_path) -> None:
         (
             "/run/haproxy/admin.sock",
             "10.0.0.1",
-            "bad setting haproxy_sockets[0] = '10.0.0.1' (/cluster.toml, line 7): wants a list: a "
-            "text that matches `^(/[^ ]+|[^ /]+:[1-9][0-9]{0,4})$`; default: nothing",
+            "bad setting haproxy_sockets[0] = '10.0.0.1' (/cluster.toml, line 7): "
+            "haproxy_sockets wants a list of items, each an absolute path or HOST:PORT; its default"
+            " is nothing",
         ),
         (
             '"up.scale-2"',
@@ -101,7 +103,7 @@ def test_it_is_read_with_units(tmp_path) -> None:
         (
             'model_repository = ["/srv/models"]',
             "",
-            "service_model_repository is missing in /cluster.toml: wants a list of one or more",
+            "service_model_repository is missing in /cluster.toml: it wants folders",
         ),
     ],
 )

@@ -41,6 +41,7 @@ class Folder(msgspec.Struct):
 class Scan(msgspec.Struct):
     models: dict[str, Folder]
     failures: dict[str, str] = {}
+    skipped: dict[str, str] = {}
 
 
 def spec(name, version="1", **fields):

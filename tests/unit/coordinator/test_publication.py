@@ -53,6 +53,24 @@ def test_frontends_are_told_once_it_can_be_read(writer, tmp_path) -> None:
     assert heard == [(name, RegistryChanged(), number) for number in (1, 2) for name in both]
 
 
+def test_a_model_without_a_process_is_no_model_that_is_ready(monkeypatch, writer) -> None:
+    events: list[tuple[str, ...]] = []
+    monkeypatch.setattr(flight_recorder, "record", lambda *event: events.append(event))
+    ready = ModelEntry(ModelSpec("m", "1", "", "python", 0, (), ()), ModelState.READY)
+    reason = "a request ran longer than execute_timeout_s (60 s)"
+    killed = structs.replace(ready, reason=reason)
+    snapshots = iter(
+        Snapshot("e1", 0, complete=True, models={"m": {"1": entry}})
+        for entry in (ready, killed, ready)
+    )
+    publication = made(writer, lambda *_: None, lambda _: next(snapshots))
+    for _ in range(3):
+        publication.publish()
+    assert [event for event in events if event[1] == "m/1"] == [
+        ("model ready", "m/1", ""), ("model restarting", "m/1", reason), ("model ready", "m/1", "")
+    ]  # fmt: skip
+
+
 def test_models_that_end_with_the_service_are_no_events(monkeypatch, writer) -> None:
     events: list[tuple[str, ...]] = []
     monkeypatch.setattr(flight_recorder, "record", lambda *event: events.append(event))

@@ -30,7 +30,7 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[a]\nsha256 = ", "not TOML"),
+        ("[a]\nsha256 = ", r"^keys_file: not TOML: Invalid value \("),
         ("\xff", "not UTF-8"),
         ("a = 1", "key 'a'"),
         (f'["a b"]\nsha256 = "{HASH}"\nscopes = ["use"]', "'a b' is no name"),

@@ -13,7 +13,12 @@ from shmserve import repository
 from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
-from shmserve.executor.backends.model_errors import MAX_TEXT, describe, sanitised
+from shmserve.executor.backends.model_errors import (
+    MAX_TEXT,
+    describe,
+    from_exception,
+    sanitised,
+)
 from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from tests.model_files import X_TO_Y as CONFIG
 from tests.model_files import Make, model_maker, native, triton
@@ -153,6 +158,14 @@ def test_sanitised_texts() -> None:
             raise RuntimeError
 
     assert describe(Broken()) == "Broken"
+
+
+def test_the_log_names_the_kind_of_an_error_once(caplog) -> None:
+    for ex in (KeyError("missing"), ValueError("wrong")):
+        from_exception(ex, logging.getLogger("x"), "inference failed")
+    assert caplog.messages == [
+        "inference failed: KeyError: 'missing'", "inference failed: ValueError: wrong"
+    ]  # fmt: skip
 
 
 def test_without_torch(tmp_path, monkeypatch) -> None:

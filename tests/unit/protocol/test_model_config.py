@@ -142,6 +142,28 @@ def test_hints_are_accepted_and_told() -> None:
     assert parse(BASE, "m").notes == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("max_batchsize: 4", "max_batch_size"),
+        ("dynamic_batching { max_queue_delay_us: 5 }", "max_queue_delay_microseconds"),
+        ('input [ { name: "X" data_type: TYPE_FLOAT32 } ]', "TYPE_FP32"),
+        ("instance_group { kind: KIND_GPUS }", "KIND_GPU"),
+        ('{"max_batchsize": 4}', "max_batch_size"),
+        ('{"input": [{"data_type": "TYPE_FLOAT32"}]}', "TYPE_FP32"),
+    ],
+)
+def test_misspelt_names_are_told_the_nearest(text: str, near: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        (parse_json if text.startswith("{") else parse)(text, "m")
+    assert told.value.message.endswith(f"; did you mean {near}?")
+    assert "\n" not in told.value.message
+    for far in ("what: 1", "name: 1"):
+        with pytest.raises(ConfigError) as told:
+            parse(far, "m")
+        assert "did you mean" not in told.value.message
+
+
 def test_explicit_defaults_are_not_refused() -> None:
     parse(
         BASE

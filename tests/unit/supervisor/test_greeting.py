@@ -67,3 +67,10 @@ def test_readiness_is_told_once_and_that_of_all_models_when_it_comes(caplog):
     report.published(snapshot(a=entry("a"), b=entry("b")))
     assert len(caplog.messages) == 6
     assert caplog.messages[5].startswith("all models ready after ")
+
+
+def test_a_start_without_models_does_not_speak_of_all_models(caplog):
+    caplog.set_level("INFO")
+    StartReport(0.0, HTTP).published(snapshot())
+    assert caplog.messages[0].startswith("ready after ")
+    assert caplog.messages[0].endswith(" s, without a model")

@@ -10,7 +10,6 @@ regions. Strings go through `session.run`, which copies.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from shmserve.executor.backends.onnx.session import GraphTensor
 from shmserve.executor.backends.onnx.tensor_places import OnDevice, OnHost
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
-from shmserve.protocol.triton_config.backend_kinds import MODEL_FILE_IN_FOLDER
 from shmserve.tensor.dtypes import DATATYPES, object_array
 from shmserve.tensor.spec import ModelSpec
 
@@ -58,8 +56,8 @@ class OnnxRuntimeBackend:
         spec = context.spec
         try:
             self._open(context)
-            self._inputs = session.graph_tensors(self._session.get_inputs(), spec.name)
-            self._outputs = session.graph_tensors(self._session.get_outputs(), spec.name)
+            self._inputs = session.graph_tensors(self._session.get_inputs(), spec.name, "input")
+            self._outputs = session.graph_tensors(self._session.get_outputs(), spec.name, "output")
             complete = completion.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
             error = from_load(ex, _log, context.instance)
@@ -76,9 +74,7 @@ class OnnxRuntimeBackend:
 
     def _open(self, context: Context) -> None:
         spec, ort = context.spec, import_extra("onnxruntime", "onnxruntime", "onnx")
-        path = os.path.join(context.directory, spec.version, spec.config.model_file)
-        if os.path.isdir(path):
-            path = os.path.join(path, MODEL_FILE_IN_FOLDER)
+        path = session.model_path(spec, context.directory)
         options = session.options(ort, spec, on_gpu=context.device != CPU)
         context.show_threads(options.intra_op_num_threads or session.all_cores())
         self._session, self._ordinal = cuda_provider.open_session(ort, path, options, context)

@@ -37,7 +37,7 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     """
     if spec.decoupled:
         raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")
-    config = spec.config
+    config, given = spec.config, spec.max_batch_size
     if not config.input or not config.output:
         config = _choose_batch(spec, {"input": inputs, "output": outputs})
     batched = config.max_batch_size > 0
@@ -56,6 +56,7 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     whole = replace(
         spec,
         max_batch_size=config.max_batch_size,
+        chosen_batch=config.max_batch_size > given,
         inputs=tuple(_spec(e, batched, optional=e.optional) for e in config.input),
         outputs=tuple(_spec(e, batched, labels=labels.get(e.name, ())) for e in config.output),
         config=config,

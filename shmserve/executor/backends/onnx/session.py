@@ -12,6 +12,7 @@ from msgspec import Struct
 from shmserve.errors import ConfigError
 from shmserve.executor.backends.onnx import cuda_provider
 from shmserve.protocol.triton_config import instance_groups
+from shmserve.protocol.triton_config.backend_kinds import MODEL_FILE_IN_FOLDER
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _TYPES = {
     "tensor(uint64)": ("UINT64", 13),
     "tensor(bfloat16)": ("BF16", 16),
 }
+ELEMENTS = {number: text.partition("(")[2][:-1] for text, (_, number) in _TYPES.items()}
 
 # Parameter -> option of the session
 _THREADS = {
@@ -57,6 +59,10 @@ _LEVELS = {
 }
 # Values of optimization.graph.level, checked by the configuration's reader
 _NUMBERED_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disable"}
+_ZIPMAP = (  # sklearn's classifiers, as skl2onnx converts them by default
+    " Export the model with options={'zipmap': False}: the output is then a tensor with a column"
+    " for each class."
+)
 _ARENA = re.compile("cpu:0|gpu:(0|[1-9][0-9]*)")
 _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
 
@@ -168,13 +174,22 @@ def _choice(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> A
     return choices[text]
 
 
-def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
-    """Return the graph's inputs or outputs by name. Raise ConfigError if the type is not a tensor
-    of a known datatype."""
+def model_path(spec: ModelSpec, directory: str) -> str:
+    """Return the path of a version's ONNX file. `directory`: the model's folder."""
+    path = os.path.join(directory, spec.version, spec.config.model_file)
+    return os.path.join(path, MODEL_FILE_IN_FOLDER) if os.path.isdir(path) else path
+
+
+def graph_tensors(args: Any, model: str, kind: str) -> dict[str, GraphTensor]:
+    """Return the graph's inputs or outputs by name. `kind`: "input" or "output". Raise ConfigError
+    if the type is not a tensor of a known datatype."""
     tensors = {}
     for arg in args:
         if arg.type not in _TYPES:
-            raise ConfigError(f"model '{model}': '{arg.name}' has the unknown type {arg.type}")
+            raise ConfigError(
+                f"model '{model}': {kind} '{arg.name}' has the type {arg.type}, which is no tensor"
+                f" of a known datatype.{_ZIPMAP if arg.type.startswith('seq(map(') else ''}"
+            )
         datatype, element_type = _TYPES[arg.type]
         tensors[arg.name] = GraphTensor(arg.name, datatype, element_type, tuple(arg.shape))
     return tensors

@@ -1,0 +1,89 @@
+"""Folders without a model: explanations for operators, with a remedy each."""
+
+import os
+import re
+
+from shmserve import ids
+from shmserve.protocol.triton_config import backend_kinds
+from shmserve.repository.model_folder import CONFIG_FILE, looks_like_model
+
+_MLSERVER = "model-settings.json"
+_FILES = {
+    os.path.splitext(kind.model_file)[1]: kind.model_file
+    for kind in backend_kinds.BUILT_IN.values()
+    if kind.model_file
+}
+_ALMOST_VERSION = re.compile(r"v?0*([1-9][0-9]{0,17})")
+_MOST_NAMED = 4
+_REWRITE = (
+    f"MLServer's {_MLSERVER} is not read here: write {CONFIG_FILE} and 1/model.py"
+    " (docs/from_mlserver.md shows how)"
+)
+
+
+def of_mlserver(directory: str) -> str:
+    """Return a remedy if a folder has MLServer's description of a model, else ""."""
+    return _REWRITE if os.path.exists(os.path.join(directory, _MLSERVER)) else ""
+
+
+def of_folder(directory: str) -> str:
+    """Return the reason why a folder without configuration and version is no model."""
+    files, folders = _listed(directory)
+    if advice := of_mlserver(directory):
+        return advice
+    if file := _model_file(files):
+        target = f"1/{_FILES[os.path.splitext(file)[1]]}"
+        needs = "" if file.endswith((".py", ".onnx")) else f", and write {CONFIG_FILE}"
+        return f"has {file}, but no version folder: move {file} to {target}{needs}"
+    for name in folders:
+        if match := _ALMOST_VERSION.fullmatch(name):
+            return f"its folder '{name}' is no version: rename it to '{match[1]}'"
+    inner = [name for name in folders if looks_like_model(os.path.join(directory, name))]
+    if inner:
+        named = ", ".join(inner[:_MOST_NAMED])
+        return f"has folders of models ({named}), and is none: add its path to model_repository"
+    wanted = " or ".join(f"1/{file}" for file in _FILES.values())
+    return f"has neither {wanted} nor {CONFIG_FILE}"
+
+
+def of_repository(directory: str) -> str:
+    """Return why a repository's folder holds no models, if it is a model's own folder or has no
+    folders at all; else ""."""
+    files, folders = _listed(directory)
+    name = os.path.basename(directory)
+    name = name if ids.is_model_name(name) else "NAME"
+    if _MLSERVER in files:
+        return f"is a model of MLServer's, and no folder of models: {_REWRITE} in a folder below it"
+    inside = [f"{n}/{f}" for n in folders if n.isdigit() for f in _FILES.values()]
+    signs = [CONFIG_FILE if CONFIG_FILE in files else "", _model_file(files)]
+    signs += [path for path in inside if os.path.exists(os.path.join(directory, path))]
+    if sign := next(filter(None, signs), ""):
+        return (
+            f"is a model's own folder (it has {sign}), and no folder of models:"
+            f" write '{name}={directory}' in model_repository, or name the folder above it"
+        )
+    if not folders:
+        return f"has no folders: a model is a folder with 1/model.py or alike, and {CONFIG_FILE}"
+    return ""
+
+
+def _model_file(files: list[str]) -> str:
+    """Return a file that a backend's model can be, those of a backend's own name first."""
+    named = [file for file in _FILES.values() if file in files]
+    others = [f for f in files if os.path.splitext(f)[1] in (".onnx", ".pt")]
+    return next(iter([*named, *others]), "")
+
+
+def _listed(directory: str) -> tuple[list[str], list[str]]:
+    """Return the sorted names of files and of visible folders; none if they cannot be read."""
+    files, folders = [], []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_file():
+                    files.append(entry.name)
+                elif entry.is_dir() and not entry.name.startswith("."):
+                    folders.append(entry.name)
+    except OSError:
+        return [], []
+    return sorted(files), sorted(folders)

@@ -1,0 +1,143 @@
+"""`shmserve check` of folders without models, and of models that are not loaded at the start."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve import cli
+from tests.model_files import model_maker, native
+
+Check = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Check:
+    """Return a function that runs the command in a repository with these files, and returns its
+    status and findings on the repository. `path`: repository below the folder with the files."""
+
+    def run(*files: str, path: str = "", load: bool = False, **settings: str) -> Any:
+        for file in files:
+            (tmp_path / "r" / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "r" / file).touch()
+        settings = {"model_repository": str(tmp_path / "r" / path), **settings}
+        for name, value in {**settings, "run_dir": str(tmp_path / "run")}.items():
+            monkeypatch.setenv(f"SHMSERVE_{name.upper()}", value)
+        status = cli.main(["check", *(["--load"] if load else [])])
+        lines = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
+        return status, [line for line in lines if not line.startswith("ok    memory")][1:]
+
+    (tmp_path / "r").mkdir()
+    return run
+
+
+NONE = "FAIL  model_repository has no model"
+MLSERVER = (
+    "MLServer's model-settings.json is not read here: write config.pbtxt and 1/model.py"
+    " (docs/from_mlserver.md shows how)"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "found"),
+    [
+        ("", "", "r has no folders: a model is a folder with 1/model.py or alike, and conf"),
+        ("a/notes.txt", "", "r/a has neither 1/model.py or 1/model.onnx or 1/model.pt nor config."),
+        ("a/model.py", "", "r/a has model.py, but no version folder: move model.py to 1/model.py"),
+        ("a/net.onnx", "", "r/a has net.onnx, but no version folder: move net.onnx to 1/model."),
+        ("a/net.pt", "", "move net.pt to 1/model.pt, and write config.pbtxt"),
+        ("a/v01/model.py", "", "r/a its folder 'v01' is no version: rename it to '1'"),
+        ("a/b/1/model.py", "", "has folders of models (b), and is none: add its path to model_"),
+        ("a/model-settings.json a/model.py", "", f"r/a {MLSERVER}"),
+        ("model-settings.json", "", f"MLServer's, and no folder of models: {MLSERVER}"),
+        (
+            "m/1/model.py",
+            "m",
+            "r/m is a model's own folder (it has 1/model.py), and no folder of models:"
+            " write 'm=r/m' in model_repository, or name the folder above it",
+        ),
+        ("m/config.pbtxt m/labels.txt", "m", "r/m is a model's own folder (it has config.pbtxt)"),
+    ],
+)  # fmt: skip
+def test_a_repository_without_models_is_an_error_that_says_what_is_there(
+    check: Check, files: str, path: str, found: str
+) -> None:
+    status, lines = check(*files.split(), path=path)
+    assert (status, lines[-1], len(lines)) == (1, NONE, 2)
+    assert lines[0].startswith("warn  r")
+    assert found in lines[0]
+
+
+@pytest.mark.parametrize("control", ["explicit", "poll"])
+def test_where_models_may_come_later_an_empty_repository_is_a_warning(
+    check: Check, control: str
+) -> None:
+    assert check(model_control=control) == (
+        0,
+        [
+            "warn  r has no folders: a model is a folder with 1/model.py or alike, and"
+            " config.pbtxt",
+            "warn  model_repository has no model",
+        ],
+    )
+    status, lines = check(model_control="explicit", load_models="m")
+    assert (status, lines[-1]) == (1, "FAIL  none of the models can be served")
+
+
+def test_a_folder_of_mlservers_with_a_version_is_told_what_to_do(check: Check) -> None:
+    status, lines = check("m/1/weights", "m/model-settings.json")
+    assert status == 1
+    assert lines[0] == f"FAIL  model m: model 'm': config.pbtxt is missing [r/m]; {MLSERVER}"
+
+
+def test_all_folders_are_checked_whichever_are_loaded(check: Check, tmp_path: Path) -> None:
+    make = model_maker(tmp_path / "r")
+    for name in ("loaded", "other"):
+        make(native("return {}"), name=name)
+    make("def f(:", name="wrong")
+    make("", "what", name="unread")
+    status, lines = check("near/model.py", model_control="explicit", load_models="loaded")
+    assert status == 0
+    assert lines[:3] == [
+        "note  r/near has model.py, but no version folder: move model.py to 1/model.py",
+        "ok    model loaded version 1: python, 1 instance",
+        "ok    model other version 1: python, 1 instance, not in load_models",
+    ]
+    assert lines[3].startswith("warn  model wrong version 1: r/wrong/1/model.py, line 1: ")
+    assert lines[3].endswith(", not in load_models")
+    assert lines[4].startswith("warn  model unread: model 'unread': config.pbtxt: ")
+    status, lines = check(ready_requires="other")
+    assert (status, lines[-1]) == (1, "FAIL  ready_requires: 'other' is no model of load_models")
+
+
+def test_onnx_files_are_read_without_loading_them(check: Check, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.unit.executor.test_onnx_backend import adder
+    from tests.unit.executor.test_onnx_file import classifier
+
+    adder(tmp_path / "r/adder", ["N", 3], config="")
+    classifier(tmp_path / "r/sk")
+    status, lines = check()
+    assert (status, lines[:2]) == (
+        1,
+        [
+            "ok    model adder version 1: onnxruntime, 1 instance",
+            "note  model adder version 1: max_batch_size 4 is the default for ONNX models whose"
+            " first dimensions are all variable; max_batch_size in config.pbtxt allows other"
+            " batches",
+        ],
+    )
+    assert lines[2].startswith("FAIL  model sk version 1: model 'sk': output 'output_probability'")
+    assert "Export the model with options={'zipmap': False}: the output is then a" in lines[2]
+
+
+def test_operators_are_told_the_paths_that_clients_are_not(check: Check, tmp_path: Path) -> None:
+    code = "class Model:\n    def __init__(self, c):\n        open('/nowhere/weights.npy')\n"
+    model_maker(tmp_path / "r")(code + "    def infer(self, request): return {}\n")
+    status, lines = check(load=True)
+    assert (status, lines[0]) == (
+        1,
+        "FAIL  model m version 1: r/m/1/model.py, line 3: [Errno 2] No such file or directory:"
+        " '/nowhere/weights.npy'",
+    )
