@@ -100,7 +100,7 @@ class RunningCall(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Make `next` raise `Cancelled` after the answers that have come already; from any
+        """Make `next` raise `Cancelled` after the answers received so far; from any
         thread."""
         ...
 

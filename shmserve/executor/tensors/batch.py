@@ -67,8 +67,8 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
 
 
 class GatheredBatch:
-    """A batch of requests as a single request, which wants every output that one of the requests
-    wants. The requests' inputs agree in all but their first dimension. `rows`: number of rows of
+    """A batch of requests as a single request, with the union of the requested outputs. The requests'
+    inputs agree in all but the first dimension. `rows`: number of rows of
     each request, in order."""
 
     def __init__(

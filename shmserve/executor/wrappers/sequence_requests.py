@@ -87,7 +87,7 @@ class SequenceRequest:
 
 
 class StackedRequest(SequenceRequest):
-    """Several requests as one, which wants every output that one of the requests wants. `inputs`:
+    """Several requests as a single request, with the union of the requested outputs. `inputs`:
     inputs of all requests, concatenated by rows."""
 
     def __init__(
