@@ -67,9 +67,8 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
 
 
 class GatheredBatch:
-    """A batch of requests as a single request, with the union of the requested outputs. The requests'
-    inputs agree in all but the first dimension. `rows`: number of rows of
-    each request, in order."""
+    """A batch of requests as a single request, with the union of the requested outputs. The inputs
+    agree in all but the first dimension. `rows`: number of rows of each request, in order."""
 
     def __init__(
         self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False
