@@ -18,7 +18,7 @@ every thread on the way waits for the next request, so memory given back after t
 Only threads on the request's way are counted: the connection's thread, or gRPC's thread that
 submits the call and the pool's thread that runs the call; the executor's loop. Work that these
 threads do once a second falls into some requests, and on a slow machine a receiver looks twice:
-such requests count more. The report has the smallest count that was seen `SAME` times, in at least
+such requests count more. Waits sleep at once (`look_us` 0): looks depend on the machine. The report has the smallest count that was seen `SAME` times, in at least
 `MIN_RUNS` requests. Smaller counts are rare as well, because threads that meet share their work.
 """
 
@@ -34,6 +34,7 @@ from pathlib import Path
 
 import shmserve
 from bench.corridor_routes import LIMIT_S, ROUTES
+from shmserve.transport import looking
 
 PACKAGE = f"{Path(shmserve.__file__).resolve().parent}/"
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
@@ -166,6 +167,7 @@ def main():
     arguments = parser.parse_args()
     for name in [name for name in os.environ if name.startswith("SHMSERVE_")]:
         del os.environ[name]
+    looking.permit(0)
     measured = {route: measure(route) for route in ROUTES}
     if arguments.json:
         print(json.dumps({"python": platform.python_version(), "routes": measured}, indent=1))
