@@ -67,9 +67,9 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
 
 
 class GatheredBatch:
-    """A batch of requests as a single request, which wants every output that one of the requests
-    wants. The requests' inputs agree in all but their first dimension. `rows`: number of rows of
-    each request, in order."""
+    """A batch of requests as a single request, for the outputs of all requests together. The
+    requests' inputs agree in all but their first dimension. `rows`: number of rows of each request,
+    in order."""
 
     def __init__(
         self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False

@@ -87,8 +87,8 @@ class SequenceRequest:
 
 
 class StackedRequest(SequenceRequest):
-    """Several requests as one, which wants every output that one of the requests wants. `inputs`:
-    inputs of all requests, concatenated by rows."""
+    """Several requests as one, for the outputs of all requests together. `inputs`: inputs of all
+    requests, concatenated by rows."""
 
     def __init__(
         self, requests: Sequence[Request], inputs: dict[str, MemoryInput], xp: Any
