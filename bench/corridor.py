@@ -18,8 +18,9 @@ every thread on the way waits for the next request, so memory given back after t
 Only threads on the request's way are counted: the connection's thread, or gRPC's thread that
 submits the call and the pool's thread that runs the call; the executor's loop. Work that these
 threads do once a second falls into some requests, and on a slow machine a receiver looks twice:
-such requests count more. Waits sleep at once (`look_us` 0): looks depend on the machine. The report has the smallest count that was seen `SAME` times, in at least
-`MIN_RUNS` requests. Smaller counts are rare as well, because threads that meet share their work.
+such requests count more. Waits sleep at once (`look_us` 0): looks depend on the machine. The report
+has the smallest count that was seen `SAME` times, in at least `MIN_RUNS` requests. Smaller counts
+are rare as well, because threads that meet share their work.
 """
 
 import argparse

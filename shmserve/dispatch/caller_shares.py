@@ -35,6 +35,12 @@ class CallerShares:
         self._lock = threading.Lock()
         self.held: Counter[int] = Counter()  # bytes by caller, without zeros
 
+    @property
+    def beside(self) -> int:
+        """Bytes that several requests of one caller may hold together, if the pool's size is
+        known; else a very large number."""
+        return int(self._pool_bytes() * self._share) // self._processes or 1 << 62
+
     def of(self, caller: int) -> CallerShare:
         """Return an empty share for a new request of a caller. Close the share on every path."""
         return CallerShare(self, caller)
@@ -63,7 +69,7 @@ class CallerShares:
             raise TooLarge(f"this request's tensors have {wanted} bytes: {limit}")
         if not alone or self._share == 1:
             return
-        most = alone // self._processes if others else alone
+        most = self.beside if others else alone
         if others + wanted > most:
             flight_recorder.record("limit reached", "tensors of one caller", "max_caller_share")
             raise ResourceExhausted(

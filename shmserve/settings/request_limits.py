@@ -81,6 +81,12 @@ class LimitSettings(MemorySettings, frozen=True):
     grpc_max_streams: Annotated[
         kind.Positive, "open streams (ModelStreamInfer) of one gRPC process"
     ] = 64
+    grpc_stream_requests: Annotated[
+        kind.Positive,
+        "requests of one stream (ModelStreamInfer) that run at a time, or whose answers wait for "
+        "answers of earlier requests; further requests wait. While streams of the process run "
+        "`grpc_threads` requests to models that are not decoupled, each stream runs one at a time",
+    ] = 16
     max_streams: Annotated[
         kind.Positive,
         "open streams of one instance of a decoupled model; further streams wait in the "

@@ -111,7 +111,7 @@ def ragged_inputs(spec: ModelSpec, is_stacked: bool) -> frozenset[str]:
 
 def batch_kind(message: Execute, ragged: frozenset[str]) -> Hashable:
     """Return a value that all requests of a batch have in common, or None for a request without
-    inputs. Requests of a batch may want different outputs."""
+    inputs. Requests for different outputs share a batch."""
     if not message.inputs:
         return None
     return frozenset(

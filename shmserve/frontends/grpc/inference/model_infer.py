@@ -229,6 +229,11 @@ class Inferences:
         message = InferMessage(self, wire, context, started_ns, True, data)
         return Inference(self._dispatcher, self.entry_of(wire), message, context)
 
+    @property
+    def share_beside(self) -> int:
+        """Bytes of the pool that one caller's requests may hold together through this process."""
+        return self._dispatcher.shares.beside
+
     def trace_refused(self, context: RpcContext, name: str, ex: Exception) -> None:
         """Record a span for a failed request of a stream, which goes on."""
         trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)

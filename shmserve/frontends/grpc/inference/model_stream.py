@@ -1,180 +1,143 @@
 """ModelStreamInfer: many requests and many answers on one call.
 
-Ordinary models answer once, in the order of the requests: the call's own greenlet runs one request
-after another. From the first request to a decoupled model on, the stream is a `Session` with
-several greenlets. One greenlet reads requests, one greenlet for each running request waits for
-answers, and the call's own greenlet sends.
+Requests run side by side. A stream's reader is a greenlet, each running request waits for answers
+in its own greenlet, and the call's own greenlet sends.
 
-A bounded queue lies between these greenlets: at most four encoded answers wait for the client.
-While the client does not read, the model gets no more credit and so has to stop.
+Ordinary models answer once, in the order of the requests. Until then an answer stays in slots,
+counted in the caller's share of the pool, and keeps the request's place (`stream_order`). An answer
+is encoded just before the stream sends the answer. Answers of decoupled models are sent as they
+come: at most four encoded answers wait for the client. So while the client does not read, the
+stream reads no more requests, and decoupled models get no more credit.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import monotonic_ns
-from typing import TypeGuard
 
 import grpc
-from msgspec import UNSET
 
 from shmserve import waiting
-from shmserve.core.registry import ModelEntry
-from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
+from shmserve.dispatch.outcome import Outcome
+from shmserve.errors import Cancelled
 from shmserve.frontends.changes import Changes
 from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import as_error
-from shmserve.frontends.grpc.inference.model_infer import Inferences, InferMessage
-from shmserve.frontends.grpc.inference.stream_answers import all_answers, encode_error, only_answer
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
-from shmserve.frontends.inference import Inference
-from shmserve.frontends.request_ids import request_id
-from shmserve.protocol.protobuf.infer_wire import WireInferRequest
+from shmserve.frontends.grpc.inference.stream_answers import all_answers, only_answer
+from shmserve.frontends.grpc.inference.stream_order import StreamOrder
+from shmserve.frontends.grpc.inference.stream_requests import (
+    METHOD,
+    Failure,
+    Running,
+    SessionRequest,
+    Streams,
+)
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 
-Running = Inference[InferMessage]
-
-METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")
-_AHEAD = 4  # answers that wait for being sent, for each stream
+_AHEAD = 4  # answers of decoupled models that wait for being sent, for each stream
 
 
-class Streams:
-    """All streams of a process. `busy`: number of running requests and unsent answers. `draining`:
-    True if new requests are refused."""
-
-    def __init__(self, inferences: Inferences, max_requests: int) -> None:
-        self.inferences = inferences
-        self.max_requests = max_requests
-        self.draining = False
-        self.busy = 0
-
-    def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
-        """Yield the answers of one stream. Raise the first failure if the client asked to."""
-        strict = _ERRORS_END_IT in context.invocation_metadata()
-        for data in requests:
-            with self.working():
-                item = self.begin(data, context, strict)
-                if not _is_decoupled(item):
-                    yield self.answer(item, strict)
-                    continue
-            yield from Session(self, context, requests, strict).run(item)
-            return
-
-    def begin(self, data: RpcMessage, context: RpcContext, strict: bool) -> Running | bytes:
-        """Return a request that can run, or else the encoded error message."""
-        started = monotonic_ns()
-        wire: WireInferRequest | None = None
-        entry: ModelEntry | None = None
-        try:
-            if self.draining:
-                raise Unavailable(STOPPING)
-            wire = self.inferences.parse(data)
-            entry = self.inferences.entry_of(wire)
-            return self.inferences.open(wire, entry, context, started)
-        except Exception as ex:
-            return self.failure(wire, entry, ex, context, strict)
-
-    def answer(self, item: Running | bytes, strict: bool) -> bytes:
-        """Return the one message that answers an ordinary model's request."""
-        if isinstance(item, bytes):
-            return item
-        try:
-            return only_answer(item)
-        except Exception as ex:
-            return self.failure(item.source.wire, item.entry, ex, item.source.context, strict)
-
-    def failure(
-        self,
-        wire: WireInferRequest | None,
-        entry: ModelEntry | None,
-        ex: Exception,
-        context: RpcContext,
-        strict: bool,
-    ) -> bytes:
-        """Return a failure as a message of the stream."""
-        if strict:
-            raise ex
-        self.inferences.trace_refused(context, METHOD, ex)
-        request = wire.id if wire is not None else ""
-        error = as_error(ex, METHOD, request_id(request) if request else "-")
-        return encode_error(wire, error, entry, final=True)
-
-    def count(self, by: int) -> None:
-        """Add `by` to the number of requests and answers in `busy`."""
-        self.busy += by
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        self.count(1)
-        try:
-            yield
-        finally:
-            self.count(-1)
-
-
-def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
-    return isinstance(item, Inference) and item.signature.spec.decoupled
+def serve(streams: Streams, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
+    """Yield the answers of one stream. Raise the first failure if the client asked to."""
+    strict = _ERRORS_END_IT in context.invocation_metadata()
+    return Session(streams, context, requests, strict).run()
 
 
 class Session:
-    """A stream whose requests run at the same time, each in a greenlet that ends with the call.
-    `context`: the call. `requests`: the messages after the first. `strict`: True if the first
-    failure ends the stream."""
+    """Stream of a call. `context`: the call. `requests`: the call's messages. `strict`: True if the
+    first failure ends the stream."""
 
     def __init__(
         self, streams: Streams, context: RpcContext, requests: AwaitedRequests, strict: bool
     ) -> None:
         self._streams = streams
         self._context = context
-        self._following = requests
+        self._requests = requests
         self._strict = strict
-        self._ready: deque[bytes | ShmserveError] = deque()  # answers to be sent
+        self._order: StreamOrder[SessionRequest] = StreamOrder(streams.max_requests)
+        self._ready: deque[SessionRequest | Failure] = deque()  # to be sent
+        self._ahead = 0  # answers and failures in `_ready`
         self._working = 0  # greenlets that may still add to `_ready`
-        self._requests = 0  # running requests to decoupled models
         self._over = False
         self._changes = Changes()  # of the four attributes above
 
-    def run(self, first: Running) -> Iterator[bytes]:
-        """Return the answers to `first`, a request to a decoupled model, and to later requests."""
-        if not self._context.add_callback(self._end):
-            first.failed(Cancelled("the call has ended"))
-            return
+    def run(self) -> Iterator[bytes]:
+        """Yield the answers to all requests."""
         try:
-            self._spawn(lambda: self._read(first))
-            while (message := self._next()) is not None:
+            if self._context.add_callback(self._end):
+                self._spawn(self._read)
+            while (item := self._next()) is not None:
                 try:
-                    if isinstance(message, ShmserveError):
+                    message = self._answer(item) if isinstance(item, SessionRequest) else item
+                    if isinstance(message, Exception):
                         raise message
-                    yield message
+                    with self._requests.working():
+                        yield message
                 finally:
                     self._streams.count(-1)
         finally:
             self._end()
+            self._drop_all()
 
-    def _next(self) -> bytes | ShmserveError | None:
+    def _next(self) -> SessionRequest | Failure | None:
         self._changes.wait_while(lambda: not self._ready and bool(self._working) and not self._over)
-        if not self._ready:
+        if self._over or not self._ready:
             return None
-        message = self._ready.popleft()
-        self._changes.tell()
-        return message
+        item = self._ready.popleft()
+        if not isinstance(item, SessionRequest):
+            self._ahead -= 1
+            self._changes.tell()
+        return item
 
-    def _put(self, message: bytes | ShmserveError) -> bool:
+    def _answer(self, request: SessionRequest) -> Failure:
+        """Return the answer of an ordinary model, and free the request's place."""
+        inference, result = request.inference, request.result
+        if inference is not None and isinstance(result, Outcome):
+            try:
+                result = only_answer(inference, result)
+            except Exception as ex:
+                result = self._streams.failed(inference, ex, self._strict)
+        request.inference = request.result = None  # their memory is free while the answer is sent
+        self._leave(request)
+        assert isinstance(result, Failure)
+        return result
+
+    def _put(self, message: Failure) -> bool:
         """Add a message for the client, once the queue has room. Return False if the stream is
         over, else True."""
-        self._changes.wait_while(lambda: len(self._ready) >= _AHEAD and not self._over)
+        self._changes.wait_while(lambda: self._ahead >= _AHEAD and not self._over)
         if self._over:
             return False
         self._ready.append(message)
+        self._ahead += 1
         self._streams.count(1)
         self._changes.tell()
         return True
 
     def _end(self) -> None:
+        """Have all greenlets of the stream end. The loop calls this at the call's end."""
         self._over = True
-        self._streams.count(-len(self._ready))
-        self._ready.clear()
         self._changes.tell()
+        self._streams.left.tell()
+
+    def _drop_all(self) -> None:
+        """Give up all requests except running requests, which give up when they end."""
+        self._streams.count(-self._ahead)
+        self._ready.clear()
+        self._ahead = 0
+        for request in list(self._order.places):
+            if request.result is not None or not request.begun:
+                self._drop(request)
+
+    def _drop(self, request: SessionRequest) -> None:
+        if request.inference is not None:
+            request.inference.failed(Cancelled("the call has ended"))
+            request.inference.close()
+        self._leave(request)
+        self._streams.count(-1)
+
+    def _leave(self, request: SessionRequest) -> None:
+        self._order.leave(request)
+        self._streams.leave(request)
 
     def _spawn(self, work: Callable[[], None]) -> None:
         self._working += 1
@@ -186,45 +149,85 @@ class Session:
         except grpc.RpcError:
             self._end()  # the client has disconnected
         except Exception as ex:
-            # A ShmserveError is logged once the call has ended with it
-            self._put(ex if isinstance(ex, ShmserveError) else as_error(ex, METHOD, "-"))
+            self._put(as_error(ex, METHOD, "-"))
         finally:
             self._working -= 1
             self._changes.tell()
 
-    def _read(self, first: Running) -> None:
-        self._start(first)
-        for data in self._following:
+    # --- in greenlets of their own
+
+    def _read(self) -> None:
+        for data in self._requests:
             with self._streams.working():
-                item = self._streams.begin(data, self._context, self._strict)
-                if _is_decoupled(item):
-                    self._start(item)
-                else:
-                    self._put(self._streams.answer(item, self._strict))
+                request = self._streams.begin(data, self._context, self._strict)
+                del data
+                self._await_room(request)
+                self._streams.enter(request)
+                begins = self._order.enter(request)
+                if self._over:
+                    self._drop(request)
+                    return
+                if begins:
+                    self._begin(request)
 
-    def _start(self, item: Running) -> None:
-        """Run a request in a new greenlet, once fewer than the allowed number run."""
-        limit = self._streams.max_requests
-        self._changes.wait_while(lambda: self._requests >= limit and not self._over)
+    def _await_room(self, request: SessionRequest) -> None:
+        streams, order = self._streams, self._order
+        streams.left.wait_while(lambda: not self._over and not streams.has_room(order, request))
+
+    def _begin(self, request: SessionRequest) -> None:
+        request.begun = True
+        inference = request.inference
+        if inference is None:
+            self._finished(request)
+        elif request.in_order:
+            self._spawn(lambda: self._run(request, inference))
+        else:
+            self._spawn(lambda: self._produce(request, inference))
+
+    def _passed(self, request: SessionRequest) -> None:
+        """Let the next request of the request's sequence begin."""
+        following = self._order.passed(request)
+        if following is not None and not self._over:
+            self._begin(following)
+
+    def _run(self, request: SessionRequest, inference: Running) -> None:
+        """Run a request to an ordinary model."""
+        with self._requests.working():
+            try:
+                request.result = inference.run()
+            except BaseException as ex:
+                inference.failed(ex)
+                inference.close()
+                request.inference = None
+                if not isinstance(ex, Exception):
+                    raise
+                request.result = self._streams.failed(inference, ex, self._strict)
+        self._finished(request)
+
+    def _finished(self, request: SessionRequest) -> None:
+        """Send the answers that are due now."""
         if self._over:
-            item.failed(Cancelled("the call has ended"))
+            self._drop(request)
             return
-        self._requests += 1
-        sent = waiting.event()
-        self._spawn(lambda: self._produce(item, sent))
-        if item.signature.spec.config.sequence_batching is not UNSET:
-            sent.wait()  # later requests of the same sequence must not overtake this request
+        self._passed(request)
+        result = request.result
+        outputs = result.outputs if isinstance(result, Outcome) else ()
+        due = self._order.finish(request, sum([len(tensor.view) for tensor in outputs]))
+        if due:
+            self._ready += due
+            self._changes.tell()
 
-    def _produce(self, item: Running, sent: waiting.WaitEvent) -> None:
+    def _produce(self, request: SessionRequest, inference: Running) -> None:
+        """Run a request to a decoupled model."""
+        sent = None if request.sequence is None else lambda: self._passed(request)
         try:
-            with self._streams.working(), self._following.working():
-                for message in all_answers(item, self._strict, sent.set):
+            with self._requests.working():
+                for message in all_answers(inference, self._strict, sent):
                     if not self._put(message):
                         return
         except Exception as ex:
-            wire, entry = item.source.wire, item.entry
-            self._put(self._streams.failure(wire, entry, ex, self._context, self._strict))
+            self._put(self._streams.failed(inference, ex, self._strict))
         finally:
-            sent.set()
-            self._requests -= 1
-            self._changes.tell()
+            self._passed(request)
+            self._leave(request)
+            self._streams.count(-1)

@@ -17,10 +17,11 @@ from shmserve.waiting import beside_if_large
 _FINAL = "triton_final_response"
 
 
-def only_answer(inference: Inference[InferMessage]) -> bytes:
-    """Return the one answer of an ordinary model, as a ModelStreamInferResponse."""
+def only_answer(inference: Inference[InferMessage], outcome: Outcome) -> bytes:
+    """Return the one answer of an ordinary model, as a ModelStreamInferResponse, and close the
+    inference."""
     with inference:
-        message = _stream_message(inference, inference.run(), final=True)
+        message = _stream_message(inference, outcome, final=True)
         inference.answered()
         return message
 

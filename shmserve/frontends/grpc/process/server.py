@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from google.protobuf.message_factory import GetMessageClass
 
@@ -20,8 +21,9 @@ from shmserve.frontends.grpc.handlers import Methods, RpcMethod
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.inference.model_infer import Inferences
-from shmserve.frontends.grpc.inference.model_stream import METHOD as STREAM
-from shmserve.frontends.grpc.inference.model_stream import Streams
+from shmserve.frontends.grpc.inference.model_stream import serve as serve_stream
+from shmserve.frontends.grpc.inference.stream_requests import METHOD as STREAM
+from shmserve.frontends.grpc.inference.stream_requests import Streams
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.rpcs.control_rpcs import RepositoryResources, ServerResources
 from shmserve.frontends.grpc.rpcs.health import Health
@@ -39,7 +41,6 @@ _log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 INFER = "ModelInfer"
-STREAM_REQUESTS = 16  # requests to decoupled models that run at a time in a stream
 
 _TELL_S = 0.3  # seconds between "not ready" and refusing calls
 _LEAVE_S = 5.0  # longest wait for connections without calls: a healthy client closes at once
@@ -60,7 +61,8 @@ class GrpcServer:
         self._idle_reflection_s = settings.head_timeout_s
         regions = SharedMemory(dispatcher, settings)
         inferences = Inferences(dispatcher, settings, regions, access)
-        self._streams = Streams(inferences, STREAM_REQUESTS)
+        limit = settings.grpc_stream_requests
+        self._streams = streams = Streams(inferences, limit, settings.grpc_threads)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
         resources = Resources(dispatcher, settings, health.ready)
         memory = RegionResources(regions, access).rpcs()
@@ -80,7 +82,7 @@ class GrpcServer:
                 ModelSubjects(dispatcher),
             ),
             STREAM: methods.stream(
-                STREAM, "inference", self._streams.serve, pools.streams, views=True
+                STREAM, "inference", partial(serve_stream, streams), pools.streams, views=True
             ),
         }
         handlers |= self._message_handlers(resources.health_rpcs(), pools.health)
