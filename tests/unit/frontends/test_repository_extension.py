@@ -265,7 +265,7 @@ def test_a_route_without_a_category_is_refused_at_start() -> None:
     guard = Guard(Restricted(()), Access(settings, ME.uid), PresentedKeys(settings, print))
     app = App(middleware=[guard])
     errors = ErrorHandlers(fake_models.dispatcher(), guard.infers)  # type: ignore[arg-type]
-    routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), errors)
+    routes = Routes(app, guard, OriginCheck(Origins(settings, (), ""), print), errors)
     with pytest.raises(ValueError, match="route /a has no category of the restricted APIs"):
         routes.add("admin", "/a", object())  # type: ignore[arg-type]
     routes.add("health", "/b", object())
