@@ -290,6 +290,21 @@ def test_a_host_that_is_not_ours(doors: RunningServer) -> None:
         assert _get(doors, "/v2", fields).startswith(f"HTTP/1.1 {status} "), fields
 
 
+def test_the_address_of_all_interfaces_is_ours_unless_something_changes(
+    doors: RunningServer,
+) -> None:
+    """A browser sends these fields for an image of another page: no mark for such an address."""
+    fields = "Host: 0.0.0.0:8000\r\nReferer: http://evil.example/\r\nAccept: image/*"
+    for target, status in (
+        ("/v2", 200),
+        ("/v2/models/echo", 200),
+        ("/grps/v1/health/offline", 403),
+    ):
+        assert _get(doors, target, fields).startswith(f"HTTP/1.1 {status} "), target
+    named = "http://0.0.0.0:8000/grps/v1/health/offline"
+    assert _get(doors, named, "Host: localhost").startswith("HTTP/1.1 403 ")
+
+
 def test_the_host_of_a_target_counts_instead_of_the_field(doors: RunningServer) -> None:
     """RFC 9112, 3.2.2."""
     for target, host, status in (

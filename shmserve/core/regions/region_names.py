@@ -12,10 +12,10 @@ HANDLE_BYTES = 64  # size of a cudaIpcMemHandle_t
 _MAX_SIZE = (1 << 63) - 1
 
 
-def check_name(name: str) -> None:
-    """Check that a name can stand in a path and in a log line."""
+def check_name(name: str, kind: str = "system") -> None:
+    """Check that a name can stand in a path and in a log line. `kind`: for Triton's wording."""
     if not name:
-        raise InvalidArgument("'region name' is necessary to register a shared memory region")
+        raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")
     if "/" in name or any(ord(c) < 32 or ord(c) == 127 for c in name):
         raise InvalidArgument("the name of a shared memory region has forbidden characters")
     if _encoded_size(name) > MAX_NAME:
@@ -48,7 +48,7 @@ def _encoded_size(text: str) -> int:
 
 def check_cuda_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
     """Check the arguments that need no knowledge of the server's devices."""
-    check_name(name)
+    check_name(name, CUDA)
     if len(handle) != HANDLE_BYTES:
         text = f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"
         raise refusal(name, text)

@@ -1,10 +1,14 @@
 """First check of every HTTP request: the host it is for, and the web page it comes from."""
 
+from collections.abc import Callable
+
 import falcon
 
-from shmserve.errors import InvalidArgument
-from shmserve.frontends.oip.origins import Origins
+from shmserve.core.access import Action
+from shmserve.errors import InvalidArgument, PermissionDenied
+from shmserve.frontends.oip.origins import Origins, is_loopback
 
+_ANY = "0.0.0.0"
 _REMEMBERED = 256
 _UNIX = ("", "/", "\0")  # first characters of REMOTE_ADDR, only for clients of Unix sockets
 _PREFLIGHT_S = "600"
@@ -20,11 +24,18 @@ class OriginCheck:
 
     Clients send equal fields again and again, so admitted combinations are cached.
 
-    `pages`: paths of pages for people, which links on other sites may open.
+    Programs on this host may call the server `0.0.0.0`, as GRPS's documents do, for requests that
+    change nothing. Web pages can send a GET there, too, and browsers then send neither `Origin` nor
+    `Sec-Fetch-Site`.
+
+    Attributes:
+        _action_of: returns the action of a request.
+        pages: paths of pages for people, which links on other sites may open.
     """
 
-    def __init__(self, origins: Origins) -> None:
+    def __init__(self, origins: Origins, action_of: Callable[[falcon.Request], Action]) -> None:
         self._origins = origins
+        self._action_of = action_of
         self._admitted: set[Marks] = set()
         self.pages: set[str] = set()
 
@@ -46,11 +57,17 @@ class OriginCheck:
 
     def _look(self, req: falcon.Request, resp: falcon.Response, marks: Marks) -> None:
         host, origin, site, scheme, unix = marks
+        named = host is not None
         # Browsers open no Unix sockets, and clients of Unix sockets send any Host they like
         if host is not None:
             if not unix:
                 of_target = req.env.get("RAW_URI", "/")[:1] not in "/*"
-                self._origins.check_host(host, "request target" if of_target else "header Host")
+                try:
+                    self._origins.check_host(host, "request target" if of_target else "header Host")
+                except PermissionDenied:
+                    if not _calls_any_address(host, req) or self._action_of(req) != "use":
+                        raise
+                    named = False
         elif req.env["SERVER_PROTOCOL"] == "HTTP/1.1" and req.env.get("REMOTE_PORT"):
             raise InvalidArgument("header Host is missing")
         if origin is not None or site is not None:
@@ -60,11 +77,16 @@ class OriginCheck:
             if origin is not None and self._origins.listed(origin):
                 _share(req, resp, origin)
                 return
-        if host is None:
+        if not named:
             return  # more than the marks decided in this case, so nothing is cached
         if len(self._admitted) >= _REMEMBERED:
             self._admitted = set()
         self._admitted.add(marks)
+
+
+def _calls_any_address(host: str, req: falcon.Request) -> bool:
+    """Return True if a program on this host calls the server by the address of all interfaces."""
+    return host.partition(":")[0] == _ANY and is_loopback(req.env.get("REMOTE_ADDR", ""))
 
 
 def _follows_link(req: falcon.Request) -> bool:

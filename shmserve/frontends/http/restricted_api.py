@@ -53,6 +53,12 @@ class Guard:
         rule = self.rules.get(template)
         return rule is not None and rule.category == "inference"
 
+    def action_of(self, req: falcon.Request, template: str | None) -> Action:
+        """Return the action of a request to the route of this template. Requests without a route
+        have the action "use"."""
+        rule = self.rules.get(template or "")
+        return "use" if rule is None else _action(rule, req.method)
+
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: Any, params: dict[str, Any]
     ) -> None:
@@ -68,9 +74,7 @@ class Guard:
         Raise Unauthenticated if the action needs a key."""
         self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
-        action = rule.action
-        if action is None:
-            action = "use" if req.method in _READING else ACTION_OF[rule.category]
+        action = _action(rule, req.method)
         if action not in self._closed or (action == "use" and rule.category == "health"):
             return  # health probes have no key
         self._access.check(action, caller_of(req.env))
@@ -88,3 +92,9 @@ class Guard:
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
         return key
+
+
+def _action(rule: RouteRule, method: str) -> Action:
+    if rule.action is not None:
+        return rule.action
+    return "use" if method in _READING else ACTION_OF[rule.category]

@@ -68,7 +68,7 @@ class Origins:
         if match is None:
             raise InvalidArgument(f"{place}: '{_shown(host)}' is no host")
         plain = _plain(match[1])
-        if self._hosts is None or plain in self._hosts or (self._loopback and _is_loopback(plain)):
+        if self._hosts is None or plain in self._hosts or (self._loopback and is_loopback(plain)):
             return
         raise PermissionDenied(
             f"{place}: '{_shown(host)}' is no name of this server (setting allowed_hosts)"
@@ -104,10 +104,11 @@ def _is_local(bind: str) -> bool:
     if bind.startswith("unix:"):
         return True
     match = _HOST.fullmatch(bind)
-    return match is not None and ((host := _plain(match[1])) in _NAMES or _is_loopback(host))
+    return match is not None and ((host := _plain(match[1])) in _NAMES or is_loopback(host))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True for a loopback address, False for other addresses and for names."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

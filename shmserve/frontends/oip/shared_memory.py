@@ -100,6 +100,11 @@ class SharedMemory:
         self.require_on()
         object_name(key, name)
         check_name(name)
+        if not byte_size:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': unable to process address"
+                " space: byte_size is 0"
+            )
         if not 0 < byte_size <= MAX_INT64 or not 0 <= offset <= MAX_INT64 - byte_size:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         caller = rules.acting(caller, self._server_uid)

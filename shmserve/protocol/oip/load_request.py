@@ -27,6 +27,8 @@ def check_name(name: str, settings: Settings) -> None:
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     fault = ids.model_name_fault(name)
+    if ".." in name:  # as Triton judges; a folder may have such a name
+        fault = "model name must not contain path traversal characters: it has '..'"
     if fault:
         raise InvalidArgument(f"invalid model name '{ascii(name[:64])[1:-1]}', {fault}")
 

@@ -95,9 +95,9 @@ def check_json_size(size: int, limits: Settings) -> None:
     """Refuse more JSON than `max_json_bytes` with `TooLarge`."""
     if size > limits.max_json_bytes:
         raise TooLarge(
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size. It"
-            f" exceeds the maximum allowed value of {limits.max_json_bytes} bytes (setting"
-            " max_json_bytes)"
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of"
+            f" {limits.max_json_bytes} bytes. It exceeds the maximum allowed value of"
+            f" {limits.max_json_bytes} bytes (setting max_json_bytes)"
         )
 
 
@@ -169,10 +169,13 @@ def refuse_duplicates(kind: str, names: list[str]) -> None:
     InvalidArgument if a name occurs twice."""
     seen: set[str] = set()
     for index, name in enumerate(names):
-        if name in seen and kind == "output":  # both messages have Triton's wording
-            raise InvalidArgument(f"Duplicate output name '{name}' is not allowed in a request")
-        if name in seen:
-            raise InvalidArgument(f"{kind}s[{index}]: {kind} '{name}' already exists in request")
+        if name in seen:  # clients' tests look for either wording of a repeated output
+            more = ""
+            if kind == "output":
+                more = f". Duplicate output name '{name}' is not allowed in a request"
+            raise InvalidArgument(
+                f"{kind}s[{index}]: {kind} '{name}' already exists in request{more}"
+            )
         seen.add(name)
 
 

@@ -3,7 +3,7 @@
 The wording follows Triton's where clients or their tests look at it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from msgspec import Struct
@@ -62,15 +62,48 @@ def check_inputs(
     """
     try:
         if len(request.inputs) < len(signature.required):
-            raise InvalidArgument(_missing(signature, request))
+            raise InvalidArgument(_wrong_number(signature, request))
         checked = [_input(signature, source, limits) for source in request.inputs]
         if not signature.required <= {source.name for source in request.inputs}:
-            raise InvalidArgument(_missing(signature, request))
+            raise InvalidArgument(_wrong_number(signature, request))
         if signature.spec.max_batch_size > 0:
-            _check_batch(signature, checked)
+            _check_batch(signature, request.inputs)
     except InvalidArgument as ex:
-        raise type(ex)(f"[request id: {request.id or UNKNOWN_ID}] {ex.message}") from None
+        fault = _first_fault(signature, request, limits) or ex
+        raise type(fault)(f"[request id: {request.id or UNKNOWN_ID}] {fault.message}") from None
     return checked if find is None else locate_inputs(signature.spec, checked, find)
+
+
+def _first_fault(
+    signature: ModelSignature, request: InferRequest, limits: Settings
+) -> InvalidArgument | None:
+    """Return the fault that Triton names if several inputs are wrong: Triton makes one check after
+    another, each on all inputs, and keeps inputs so that the last one comes first."""
+    inputs = request.inputs[::-1]
+    try:
+        for source in request.inputs:
+            if source.datatype not in DATATYPES and source.name in signature.inputs:
+                _check_type(signature, source, signature.inputs[source.name])
+        if not len(signature.required) <= len(inputs) <= len(signature.inputs):
+            raise InvalidArgument(_wrong_number(signature, request))
+        if signature.spec.max_batch_size > 0:
+            for source in inputs:
+                _known(signature, source)
+                if not source.shape:
+                    raise InvalidArgument(
+                        f"input '{source.name}' has no shape but model requires batch dimension for"
+                        f" '{signature.spec.name}'"
+                    )
+            _check_batch(signature, inputs)
+        for source in inputs:
+            known = _known(signature, source)
+            _check_type(signature, source, known)
+            _check_shape(signature, source, known)
+        for source in inputs:
+            _input(signature, source, limits)
+    except InvalidArgument as ex:
+        return ex
+    return None
 
 
 def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> list[CheckedInput]:
@@ -139,24 +172,11 @@ def locate_outputs(
 
 def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> CheckedInput:
     """Check an input: the model, the shape and the request must agree on its size."""
-    spec = signature.inputs.get(source.name)
+    spec = signature.inputs.get(source.name) or _known(signature, source)
     model = signature.spec.name
-    if spec is None:
-        raise InvalidArgument(
-            f"unexpected inference input '{source.name}' for model '{model}'"
-            f"{_own_names('inputs', signature.inputs)}"
-        )
     datatype = spec.datatype
     if source.datatype != datatype.name:
-        if source.datatype not in DATATYPES:
-            raise InvalidArgument(
-                f"invalid datatype '{source.datatype}' for input {source.name}: model '{model}'"
-                f" expects '{datatype.name}'"
-            )
-        raise InvalidArgument(
-            f"inference input '{source.name}' data-type is '{source.datatype}', but model"
-            f" '{model}' expects '{datatype.name}'"
-        )
+        _check_type(signature, source, spec)
     if source.shape == spec.shape:
         count = spec.count
     else:
@@ -192,13 +212,32 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     return CheckedInput(source, spec, count, nbytes)
 
 
+def _known(signature: ModelSignature, source: InferInput) -> InputSignature:
+    spec = signature.inputs.get(source.name)
+    if spec is None:
+        raise InvalidArgument(
+            f"unexpected inference input '{source.name}' for model '{signature.spec.name}'"
+            f"{_own_names('inputs', signature.inputs)}"
+        )
+    return spec
+
+
+def _check_type(signature: ModelSignature, source: InferInput, spec: InputSignature) -> None:
+    model, expected = signature.spec.name, spec.datatype.name
+    if source.datatype not in DATATYPES:
+        raise InvalidArgument(
+            f"invalid datatype '{source.datatype}' for input {source.name}: model '{model}'"
+            f" expects '{expected}'"
+        )
+    if source.datatype != expected:
+        raise InvalidArgument(
+            f"inference input '{source.name}' data-type is '{source.datatype}', but model"
+            f" '{model}' expects '{expected}'"
+        )
+
+
 def _check_shape(signature: ModelSignature, source: InferInput, spec: InputSignature) -> None:
     shape, expected = source.shape, spec.shape
-    if not shape and signature.spec.max_batch_size > 0:
-        raise InvalidArgument(
-            f"input '{source.name}' has no shape but model requires batch dimension for"
-            f" '{signature.spec.name}'"
-        )
     if len(shape) == len(expected):
         for got, want in zip(shape, expected, strict=True):
             if want != got and want != -1:
@@ -217,18 +256,18 @@ def _check_shape(signature: ModelSignature, source: InferInput, spec: InputSigna
     )
 
 
-def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None:
-    batch = checked[0].source.shape[0] if checked else 0
-    for item in checked:
-        if item.source.shape[0] != batch:
+def _check_batch(signature: ModelSignature, inputs: Sequence[InferInput]) -> None:
+    batch = inputs[0].shape[0] if inputs else 0
+    for source in inputs:
+        if source.shape[0] != batch:
             raise InvalidArgument(
-                f"input '{item.source.name}' batch size does not match other inputs for"
+                f"input '{source.name}' batch size does not match other inputs for"
                 f" '{signature.spec.name}'"
             )
-    if not batch and checked:
+    if not batch and inputs:
         raise InvalidArgument(
             f"inference request batch-size must be >= 1 for '{signature.spec.name}': input"
-            f" '{checked[0].source.name}' has no row"
+            f" '{inputs[-1].name}' has no row"
         )
     if batch > signature.spec.max_batch_size:
         raise InvalidArgument(
@@ -237,7 +276,7 @@ def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None
         )
 
 
-def _missing(signature: ModelSignature, request: InferRequest) -> str:
+def _wrong_number(signature: ModelSignature, request: InferRequest) -> str:
     got = [source.name for source in request.inputs]
     missing = [name for name in signature.inputs if name in signature.required and name not in got]
     least, most = len(signature.required), len(signature.inputs)
@@ -248,21 +287,21 @@ def _missing(signature: ModelSignature, request: InferRequest) -> str:
     )
     return (
         f"{expected} but got {len(got)} inputs for model '{signature.spec.name}'. Got input(s)"
-        f" {_names(got)}, but missing required input(s) {_names(missing)}. Please provide all"
-        " required input(s)."
+        f" {_shortened(got)}, but missing required input(s) {_shortened(missing)}. Please provide"
+        " all required input(s)."
     )
 
 
 def _own_names(kind: str, names: Iterable[str]) -> str:
     """Return the model's own tensor names for an error message, as far as the list is short."""
     own = list(names)
-    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in own]
-    more = f" and {len(own) - _MOST_NAMES} more" if len(own) > _MOST_NAMES else ""
-    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if own else ""
+    return f", whose {kind} are {_shortened(own)}" if own else ""
 
 
-def _names(names: list[str]) -> str:
-    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+def _shortened(names: list[str]) -> str:
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in names]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return "[" + ",".join(f"'{name}'" for name in shown[:_MOST_NAMES]) + "]" + more
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -194,6 +194,47 @@ def test_the_same_marks_are_looked_at_each_time() -> None:
         assert client.get("/v2", headers={"Host": f"127.0.0.1:{number}"}).status == 200
 
 
+ANY = {"Host": "0.0.0.0:8000"}
+CHANGES = [
+    ("GET", "/grps/v1/health/offline"),
+    ("HEAD", "/grps/v1/health/online"),
+    ("POST", "/grps/v1/health/offline"),
+    ("POST", "/v2/logging"),
+    ("POST", "/v2/repository/models/m/unload"),
+    ("POST", "/v2/systemsharedmemory/region/r/register"),
+]
+READS = [
+    ("GET", "/v2"),
+    ("GET", "/metrics"),
+    ("GET", "/grps/v1/health/ready"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/models/identity/infer"),
+    ("GET", "/no/such/path"),
+]
+
+
+def test_programs_of_this_host_may_call_it_by_any_address() -> None:
+    """Browsers send such a GET of a foreign page without `Origin` and `Sec-Fetch-Site`."""
+    client = Client(Settings(model_control="explicit"))
+    near: Any = {"REMOTE_ADDR": "127.0.0.1"}
+    for _ in range(2):  # nothing that is admitted opens the way for another request
+        for method, path in READS:
+            assert client.ask(method, path, b"{}", ANY, **near).status != 403, path
+            for far in ({"REMOTE_ADDR": "10.0.0.1"}, {}):
+                assert client.ask(method, path, b"{}", ANY, **far).status == 403, path
+            page = ANY | {"Origin": "http://evil.example"}
+            assert client.ask(method, path, b"{}", page, **near).status == 403, path
+        for method, path in CHANGES:
+            assert client.ask(method, path, b"{}", ANY, **near).status == 403, path
+    named = Client(Settings(model_control="explicit", allowed_hosts=("0.0.0.0", "127.0.0.1")))
+    other = Client(Settings(model_control="explicit", allowed_hosts=("box",)))
+    for method, path in CHANGES:
+        assert named.ask(method, path, b"{}", ANY, **near).status != 403, path
+        assert other.ask(method, path, b"{}", ANY, **near).status == 403, path
+    assert other.get("/v2", headers=ANY, **near).status == 200
+
+
 def test_no_host_over_tcp() -> None:
     client = Client()
     refused = client.get("/v2", REMOTE_PORT="5")

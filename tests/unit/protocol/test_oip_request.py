@@ -89,6 +89,7 @@ def test_tokens_that_are_no_json_are_numbers() -> None:
         ({"outputs": {}}, "outputs must be an array, got an object"),
         ({"outputs": [{}]}, r"outputs\[0\] has no 'name'"),
         ({"outputs": [{"name": 1}]}, r"outputs\[0\].name must be a string, got 1"),
+        ({"outputs": [{"name": "O"}, {"name": "O"}]}, "output 'O' already exists in request"),
         ({"outputs": [{"name": "O"}, {"name": "O"}]}, "Duplicate output name 'O' is not allowed"),
         (
             output(binary_data=1),

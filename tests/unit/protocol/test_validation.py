@@ -101,8 +101,27 @@ def test_sizes_come_from_shapes() -> None:
         (
             BATCHED,
             [one((2, 4), 32), one((1, 4), 16, name="INPUT1")],
-            "input 'INPUT1' batch size does not match other inputs for 'm'",
+            "input 'INPUT0' batch size does not match other inputs for 'm'",
         ),
+        (
+            ADD_SUB,
+            [*two((16,), 64), one((16,), 64, "INT32", "NOPE")],
+            r"expected 2 inputs but got 3 inputs for model 'm'. Got input\(s\)"
+            r" \['INPUT0','INPUT1','NOPE'\], but missing required input\(s\) \[\]",
+        ),
+        (BATCHED, [one((4,), 16, "INT32"), one((), 4, name="INPUT1")], "'INPUT1' has no shape"),
+        (ADD_SUB, [one((9,), 9, "INT32"), one((9,), 9, "INT32", "INPUT1")], "input 'INPUT1' for"),
+        (
+            ADD_SUB,
+            [one((16,), 64, "FP64"), one((16,), 9, "INT32", "INPUT1")],
+            "input 'INPUT0' data-type",
+        ),
+        (
+            ADD_SUB,
+            [one((16,), 8, "INT32"), one((16,), 9, "INT32", "INPUT1")],
+            "input 'INPUT1' for model 'm'. Expected 64, got 9",
+        ),
+        (ADD_SUB, [one((9,), 9, "fp64"), one((9,), 9, "INT32", "NOPE")], "invalid datatype 'fp64'"),
     ],
 )
 def test_misfits_are_named(signature, inputs, message) -> None:

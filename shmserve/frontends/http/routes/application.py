@@ -7,8 +7,11 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import falcon
+from falcon.routing import CompiledRouter
+
 from shmserve.config import Settings
-from shmserve.core.access import Access
+from shmserve.core.access import Access, Action
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import route_table
 from shmserve.frontends.http.error_handlers import ErrorHandlers
@@ -86,11 +89,17 @@ def _empty(
     dispatcher: DispatchApi, settings: Settings, access: Access, binds: Iterable[str]
 ) -> tuple[App, Routes]:
     """Return an application without routes, and its table of routes."""
-    origins = OriginCheck(Origins(settings, binds, socket.gethostname()))
     keys = PresentedKeys(settings, dispatcher.count_key)
     guard = Guard(Restricted(settings.http_restricted_api), access, keys)
+    router = CompiledRouter()
+
+    def action_of(req: falcon.Request) -> Action:
+        found = router.find(req.path, req)
+        return guard.action_of(req, found[3] if found is not None else None)
+
+    origins = OriginCheck(Origins(settings, binds, socket.gethostname()), action_of)
     middleware: list[Any] = [origins, guard] if guard else [origins]
-    app = App(media_type="application/json", middleware=middleware)
+    app = App(media_type="application/json", middleware=middleware, router=router)
     app.router_options.converters["given"] = Given
     errors = ErrorHandlers(dispatcher, guard.infers)
     errors.install(app)

@@ -114,6 +114,11 @@ def test_system_regions(rig: Rig) -> None:
     for bad in (register(name=""), register("x", byte_size=0), register("x", byte_size=1 << 63),
                 register("x", key="a/b"), register("x", offset=(1 << 64) - 1)):  # fmt: skip
         assert error("SystemSharedMemoryRegister", bad)[0] == "INVALID_ARGUMENT"
+    for bad, text in (
+        (register(name=""), "'region name' is necessary to register system shared memory region"),
+        (register("x", byte_size=0), "region 'x': unable to process address space"),
+    ):
+        assert text in error("SystemSharedMemoryRegister", bad)[1]
     unknown = pb.SystemSharedMemoryUnregisterRequest(name="unknown")
     call("SystemSharedMemoryUnregister", unknown)
     call("SystemSharedMemoryUnregister")

@@ -120,7 +120,11 @@ def test_what_is_wrong_is_named(client: Client, model: str, document: Any, reaso
 def test_limits(client: Client, monkeypatch) -> None:
     monkeypatch.setattr(bounds, "MAX_INPUTS", 2)
     small = Client(Settings(max_json_bytes=20))
-    assert "20" in error_of(generate(small, "identity", {"INPUT0": [1] * 20}), 413)
+    text = error_of(generate(small, "identity", {"INPUT0": [1] * 20}), 413)
+    assert (
+        "request JSON size of 72 bytes exceeds the maximum allowed input size of 20 bytes" in text
+    )
+    assert "exceeds the maximum allowed value of 20 bytes (setting max_json_bytes)" in text
     many = generate(client, "identity", {"INPUT0": 1, "a": 1, "b": 2, "c": 3})
     assert "at most 2 are allowed" in error_of(many, 400)
     error_of(generate(client, "nosuch", {"INPUT0": 1}), 404)

@@ -226,7 +226,7 @@ def test_a_body_that_is_too_large_is_told_the_limit(path: str, monkeypatch) -> N
     client = Client(Settings(model_control="explicit"))
     assert "setting" not in client.ask("POST", path, b'{"ready":' + b" " * 80).body.decode()
     text = error_of(client.ask("POST", path, b'{"ready":' + b" " * 100), 413)
-    assert "109 bytes exceeds" in text
+    assert "109 bytes exceeds the maximum allowed input size of 100 bytes" in text
     assert text.endswith("value of 100 bytes")
     model = "/v2/repository/models/identity/load"
     assert "setting" not in client.ask("POST", model, b"{}" + b" " * 100).body.decode()

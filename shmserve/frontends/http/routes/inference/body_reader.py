@@ -270,6 +270,6 @@ def _too_large(size: int | None, limit: int, setting: str, cost: int) -> TooLarg
     shown = "" if size is None else f" of {size} bytes"
     source = f" (setting {setting})" if setting else ""
     return TooLarge(
-        f"{what}{shown} exceeds the maximum allowed input size. It exceeds the maximum allowed"
-        f" value of {limit} bytes{source}"
+        f"{what}{shown} exceeds the maximum allowed input size of {limit} bytes. It exceeds the"
+        f" maximum allowed value of {limit} bytes{source}"
     )
