@@ -94,9 +94,6 @@ def parser() -> argparse.ArgumentParser:
         subparser = command(name, "operating.model_commands", text)
         subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(subparser)
-        subparser.add_argument(
-            "--key-file", metavar="FILE", help="file with the key to send (docs/keys.md)"
-        )
         if name == "ready":
             subparser.add_argument(
                 "--wait", type=float, default=0.0, metavar="S", help="seconds to wait for readiness"
@@ -128,14 +125,29 @@ def _add_show(show: argparse.ArgumentParser) -> None:
 
 def _add_address(subparser: argparse.ArgumentParser) -> None:
     subparser.add_argument(
-        "--url", help="http://HOST:PORT or unix:/PATH; default: the first of http_bind"
+        "--url",
+        help="http://HOST:PORT, https://HOST:PORT or unix:/PATH; default: the first of http_bind",
     )
+    subparser.add_argument(
+        "--key",
+        help="key to send, which other users of this host see; default: of SHMSERVE_KEY",
+    )
+    subparser.add_argument(
+        "--key-file", metavar="FILE", help="file with the key to send (docs/keys.md)"
+    )
+    subparser.add_argument(
+        "--ca", metavar="FILE", help="authorities to trust; default: of SSL_CERT_FILE, or all"
+    )
+    subparser.add_argument("--cert", metavar="FILE", help="certificate for servers that want one")
+    subparser.add_argument("--cert-key", metavar="FILE", help="key of --cert")
 
 
 def _add_measure(measure: argparse.ArgumentParser) -> None:
     measure.add_argument("model", metavar="MODEL")
     _add_address(measure)
-    measure.add_argument("--grpc", metavar="ADDRESS", help="default: the first of grpc_bind")
+    measure.add_argument(
+        "--grpc", metavar="ADDRESS", help="grpcs://HOST:PORT: TLS; default: the first of grpc_bind"
+    )
     measure.add_argument(
         "--over",
         nargs="+",

@@ -28,7 +28,8 @@ CONFIG_VARIABLE = "SHMSERVE_CONFIG"
 GENERATION_VARIABLE = "SHMSERVE_GENERATION"
 GENERATION = re.compile(r"g[1-9][0-9]*")
 COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # command line of `shmserve serve`, for a reload
-_NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE, COMMAND_VARIABLE}
+KEY_VARIABLE = "SHMSERVE_KEY"  # key that `shmserve.client` and commands send
+_NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE, COMMAND_VARIABLE, KEY_VARIABLE}
 
 
 class ExtensionSettings(Struct, frozen=True, forbid_unknown_fields=True):

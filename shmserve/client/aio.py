@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from shmserve.client import api
 from shmserve.client.result import Result
 from shmserve.client.result_stream import ResultStream
 from shmserve.client.wire.cancel_scope import CancelScope
+from shmserve.client.wire.credentials import Secret
 from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 
 __all__ = ["AsyncClient", "AsyncResultStream", "connect"]
@@ -47,12 +49,18 @@ async def connect(
     lanes: bool = True,
     require_shared_memory: bool = False,
     concurrency: int = 16,
+    key: str | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    cert_key: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a server, and close the client at the end of the context.
 
     Args:
         url, control, max_bytes, max_device_bytes, lanes, require_shared_memory: as of
             `shmserve.client.connect`.
+        key, key_file, ca, cert, cert_key: likewise.
         timeout: default seconds until a call must have ended.
         concurrency: limit of concurrent calls; further calls wait for a free thread.
 
@@ -63,7 +71,11 @@ async def connect(
     try:
         limits = {"max_bytes": max_bytes, "max_device_bytes": max_device_bytes, "timeout": timeout}
         flags = {"lanes": lanes, "require_shared_memory": require_shared_memory}
-        blocking = await calls.run(timeout, api.connect, url, control, **limits, **flags)
+        files = {"key_file": key_file, "ca": ca, "cert": cert, "cert_key": cert_key}
+        # hidden, because asyncio's debug log has the arguments of slow calls
+        secret = None if key is None else Secret(key)
+        options: dict[str, Any] = {**limits, **flags, **files, "key": secret}
+        blocking = await calls.run(timeout, api.connect, url, control, **options)
         client = AsyncClient(blocking, calls, timeout)
     except BaseException:
         await calls.close()

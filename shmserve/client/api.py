@@ -22,6 +22,7 @@ from shmserve.client.result import ClientCall, Result
 from shmserve.client.result_stream import ResultStream
 from shmserve.client.service_calls import ServiceCalls
 from shmserve.client.tensors import ClientTensor
+from shmserve.client.wire.credentials import Credentials, Secret
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.client.wire.lanes import Lanes
@@ -45,6 +46,11 @@ def connect(
     lanes: bool = True,
     require_shared_memory: bool = False,
     look_us: int | None = None,
+    key: str | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    cert_key: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Connect to a server.
 
@@ -53,7 +59,8 @@ def connect(
     for example because the server was still starting, the client looks again from time to time.
 
     Args:
-        url: server address: ``unix:/PATH`` of the HTTP socket, or ``http://HOST:PORT``.
+        url: server address: ``unix:/PATH`` of the HTTP socket, ``http://HOST:PORT`` or
+            ``https://HOST:PORT``.
         control: path of the server's client socket; "" turns shared memory off. Default: the
             environment's SHMSERVE_CLIENT_SOCKET. Without the variable, the client looks beside the
             HTTP socket or, for a TCP server on this host, in the run directory of a server started
@@ -66,14 +73,25 @@ def connect(
         look_us: longest time, in microseconds, to poll for a lane's answer before the calling
             thread sleeps, if the last answer came as soon; 0: never. The first value in a process
             counts; in an executor, the server's setting. Default: `auto` of that setting.
+        key: key to send with each request over HTTP; "": none. Default: the key in `key_file`, or
+            the environment's SHMSERVE_KEY.
+        key_file: path of a file with the key.
+        ca: path of a PEM file with the authorities to trust for https:// servers. Default: the
+            environment's SSL_CERT_FILE and SSL_CERT_DIR, or the system's authorities.
+        cert: path of a PEM file with a certificate for this client, if the server asks for
+            certificates.
+        cert_key: path of a PEM file with the key of `cert`. Default: `cert` has the key as well.
 
     Raises:
         InferenceError: no server answers at `url`, or shared memory is required and not available;
             the message gives the reason.
-        ValueError: `url` has neither form, or `look_us` is not between 0 and 1000.
+        ValueError: `url` has another form, `look_us` is not between 0 and 1000, or a key or
+            a file of TLS cannot be used.
     """
     looking.permit("auto" if look_us is None else look_us)
-    transport = Transport(url, timeout)
+    key = None if key is None else Secret(key)
+    credentials = Credentials(key, key_file, ca, cert, cert_key)
+    transport = Transport(url, timeout, credentials)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
     reason = client.why_no_shared_memory
     if reason and require_shared_memory:
@@ -103,7 +121,10 @@ class Client(ServiceCalls):
         require_shared_memory: bool,
     ) -> None:
         super().__init__(transport)
-        transport.request("GET", "/v2/health/live")
+        alive = transport.request("GET", "/v2/health/live")
+        if alive.status == 400:
+            transport.close()
+            raise InferenceError(alive.status, alive.error)
         pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
         self._pools = pools
         self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None

@@ -31,7 +31,16 @@ MOST_TWICE = 15
 OFTEN = {"__init__.py", "__main__.py", "model.py"}
 
 # Names of the package grpcio that parts of shmserve use.
-GRPCIO = {"frontends": {"RpcError", "StatusCode"}, "cli": {"RpcError", "insecure_channel"}}
+GRPCIO = {
+    "frontends": {"RpcError", "StatusCode"},
+    "cli": {
+        "ChannelCredentials",
+        "RpcError",
+        "insecure_channel",
+        "secure_channel",
+        "ssl_channel_credentials",
+    },
+}
 
 CONSTRUCTORS = {"InferenceRequest"}  # has the parameters of Triton's class of that name
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.needs("openssl")
 class Encrypted(Server):
     """TLS server. `folder` holds the certificates; with `mutual`, clients need a certificate."""
 
-    def __init__(self, folder: Path, mutual: bool) -> None:
+    def __init__(self, folder: Path, mutual: bool, **settings: Any) -> None:
         self.folder, self.mutual = folder, mutual
         make_certificates(folder, "server", "client", "renewed")
         files: dict[str, Any] = {
@@ -37,7 +37,7 @@ class Encrypted(Server):
         }
         if mutual:
             files |= {f"{door}_tls_client_ca": folder / "ca.pem" for door in ("http", "grpc")}
-        super().__init__(MODELS, http_workers=1, head_timeout_s=HEAD_S, **files)
+        super().__init__(MODELS, http_workers=1, head_timeout_s=HEAD_S, **files, **settings)
         self.tls = self.context("client")
 
     def context(self, name: str = "") -> ssl.SSLContext:

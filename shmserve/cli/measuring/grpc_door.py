@@ -1,13 +1,16 @@
 """Transport gRPC of `shmserve measure`. No other module of the command line imports the gRPC
 library."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError, Unavailable
 from shmserve.protocol.decoding import json_decoder
 from shmserve.tensor import bytes_codec, dtypes
@@ -26,8 +29,16 @@ _OPTIONS = (
 class GrpcDoor:
     """Caller over gRPC: a channel and a request that is encoded once."""
 
-    def __init__(self, target: str, model: str, inputs: Mapping[str, Any]) -> None:
-        """Encode the request and open a channel. Raise ConfigError if an array is no tensor."""
+    def __init__(
+        self,
+        target: str,
+        model: str,
+        inputs: Mapping[str, Any],
+        credentials: Credentials,
+        encrypted: bool = False,
+    ) -> None:
+        """Encode the request and open a channel, with TLS if `encrypted`. Raise ConfigError if an
+        array is no tensor, or a file of `credentials` cannot be used."""
         request = pb.ModelInferRequest(model_name=model)
         for name, array in inputs.items():
             datatype = dtypes.from_numpy(array.dtype)
@@ -36,11 +47,16 @@ class GrpcDoor:
             request.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
             request.raw_input_contents.append(_raw(array, datatype.itemsize))
         self._request = request.SerializeToString()
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        if credentials.key:
+            self._metadata = (("authorization", f"Bearer {credentials.key}"),)
         self._channel = grpc.insecure_channel(target, _OPTIONS)
+        if encrypted:
+            self._channel = grpc.secure_channel(target, _certificates(credentials), _OPTIONS)
         self._infer = self._channel.unary_unary(_METHOD)
 
     def send(self, receipt: bool = False) -> Mapping[str, Any]:
-        metadata = ((_RECEIPT, "1"),) if receipt else ()
+        metadata = (*self._metadata, *(((_RECEIPT, "1"),) if receipt else ()))
         try:
             _, call = self._infer.with_call(self._request, timeout=_WAIT_S, metadata=metadata)
         except grpc.RpcError as ex:
@@ -54,6 +70,17 @@ class GrpcDoor:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+
+
+def _certificates(credentials: Credentials) -> grpc.ChannelCredentials:
+    """Return the certificates of a channel: the gRPC library wants the bytes of files."""
+    ca = credentials.ca or os.environ.get("SSL_CERT_FILE", "")
+    paths = (ca, credentials.cert_key or credentials.cert, credentials.cert)
+    try:
+        read = [Path(path).read_bytes() if path else None for path in paths]
+    except OSError as ex:
+        raise ConfigError(f"--ca, --cert: {ex.filename} cannot be read: {ex.strerror}") from None
+    return grpc.ssl_channel_credentials(*read)
 
 
 def _raw(array: Any, itemsize: int) -> bytes:

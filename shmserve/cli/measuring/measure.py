@@ -25,6 +25,7 @@ from shmserve.cli.measuring.measured_doors import Door, Receipt
 from shmserve.cli.operating import server_address
 from shmserve.cli.operating.server_address import Asking
 from shmserve.cli.operating.show import Row, table
+from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError, ShmserveError, Unavailable
 from shmserve.protocol.decoding import json_decoder
 from shmserve.tensor import dtypes
@@ -92,12 +93,13 @@ def main(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: must be more than 0 and at most {limit:g}")
     settings = config.load()
     url = server_address.http(settings, arguments.url)
-    inputs = _inputs(url, arguments)
+    credentials = server_address.credentials(arguments)
+    inputs = _inputs(url, credentials, arguments)
     results = []
     for over in dict.fromkeys(arguments.over):
         result = Measurement(over)
         try:
-            make = measured_doors.maker(over, url, settings, arguments, inputs)
+            make = measured_doors.maker(over, url, credentials, settings, arguments, inputs)
             run(result, make, arguments)
         except ShmserveError as ex:
             result.give_up(ex.message)
@@ -109,9 +111,9 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if any(row["error"] for row in rows) else 0
 
 
-def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _inputs(url: str, credentials: Credentials, arguments: argparse.Namespace) -> dict[str, Any]:
     path = f"/v2/models/{urllib.parse.quote(arguments.model, safe='')}"
-    with Asking(url, None, _ASK_S) as server:
+    with Asking(url, credentials, _ASK_S) as server:
         answers = []
         for page in (path, f"{path}/config"):
             status, error, body = server.ask("GET", page)

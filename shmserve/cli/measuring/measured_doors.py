@@ -7,9 +7,11 @@ from typing import Any, Protocol, Self
 
 import shmserve.client
 from shmserve.cli.operating import server_address
+from shmserve.client import Client
+from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.config import Settings
-from shmserve.errors import ConfigError, Unavailable
+from shmserve.errors import Unavailable
 
 Receipt = Mapping[str, Any]
 
@@ -30,36 +32,49 @@ class Door(Protocol):
 
 
 def maker(
-    over: str, url: str, settings: Settings, arguments: argparse.Namespace, inputs: Any
+    over: str,
+    url: str,
+    credentials: Credentials,
+    settings: Settings,
+    arguments: argparse.Namespace,
+    inputs: Any,
 ) -> Callable[[], Door]:
     """Return the opener of a kind of door. Raise ConfigError if the server has no address."""
     if over != "grpc":
         control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
-        return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)
-    target = server_address.grpc(settings, arguments.grpc)
+        connect = functools.partial(
+            shmserve.client.connect,
+            url,
+            control,
+            timeout=_WAIT_S,
+            lanes=over == "lane",
+            key=credentials.key,
+            ca=credentials.ca,
+            cert=credentials.cert,
+            cert_key=credentials.cert_key,
+        )
+        return functools.partial(ClientDoor, over, connect, arguments.model, inputs)
+    target, encrypted = server_address.grpc(settings, arguments.grpc)
     from shmserve.cli.measuring.grpc_door import GrpcDoor
 
-    return functools.partial(GrpcDoor, target, arguments.model, inputs)
+    return functools.partial(GrpcDoor, target, arguments.model, inputs, credentials, encrypted)
 
 
 class ClientDoor:
     """Caller through `shmserve.client`, restricted to a transport."""
 
     def __init__(
-        self, over: str, url: str, control: str | None, model: str, inputs: Mapping[str, Any]
+        self, over: str, connect: Callable[[], Client], model: str, inputs: Mapping[str, Any]
     ) -> None:
-        """Connect. `control` is the argument of `shmserve.client.connect`. Raise Unavailable if no
-        server answers, or the server gives no shared memory. Raise ConfigError if `url` is
-        malformed."""
+        """Connect. Raise Unavailable if no server answers, or the server gives no shared memory.
+        Raise ConfigError if an argument of the command line is malformed."""
         self._over, self._model, self._warm = over, model, 0
         try:
-            self._client = shmserve.client.connect(
-                url, control, timeout=_WAIT_S, lanes=over == "lane"
-            )
+            self._client = connect()
         except InferenceError as ex:
             raise Unavailable(str(ex)) from None
         except ValueError as ex:
-            raise ConfigError(f"--url: {ex}") from None
+            raise server_address.refusal(ex) from None
         if over != "http" and not self._client.shared_memory:
             self._client.close()
             raise Unavailable("no shared memory with the server (docs/client.md)")

@@ -18,10 +18,11 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the command, print the outcome, and return the exit status."""
     settings = config.load()
     url = server_address.http(settings, arguments.url)
+    credentials = server_address.credentials(arguments)
     if arguments.command == "ready":
-        with Asking(url, arguments.key_file, _READY_S) as server:
+        with Asking(url, credentials, _READY_S) as server:
             return _ready(server, arguments.model, arguments.wait)
-    with Asking(url, arguments.key_file, settings.load_timeout_s + _MORE_S) as server:
+    with Asking(url, credentials, settings.load_timeout_s + _MORE_S) as server:
         return _change(server, arguments.command, arguments.model)
 
 

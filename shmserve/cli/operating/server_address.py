@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import argparse
+from collections.abc import Iterable
 
+from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
 from shmserve.transport import rundir
 
+_GRPCS = "grpcs://"
+_ARGUMENTS = ("key", "key_file", "ca", "cert", "cert_key")
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
 
@@ -23,19 +26,20 @@ def http(settings: Settings, url: str | None) -> str:
     address = _bound(settings.http_bind)
     if address.startswith("unix:"):
         return address
-    if not address or settings.http_tls_cert:
-        raise ConfigError("http_bind: no address without TLS can be used from here; give --url")
-    return f"http://{address}"
+    if not address:
+        raise ConfigError("http_bind: no address can be used from here; give --url")
+    return f"http{'s' if settings.http_tls_cert else ''}://{address}"
 
 
-def grpc(settings: Settings, address: str | None) -> str:
-    """Return the address for the gRPC library: `address`, or else of `grpc_bind`, as `http`."""
+def grpc(settings: Settings, address: str | None) -> tuple[str, bool]:
+    """Return the address for the gRPC library, and whether the server has TLS there: `address`, or
+    else of `grpc_bind`, as `http`."""
     target = address or _bound(settings.grpc_bind)
     if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
-    if not address and settings.grpc_tls_cert and not target.startswith("unix:"):
-        raise ConfigError("grpc_bind: no address without TLS can be used from here")
-    return target
+    if address:
+        return address.removeprefix(_GRPCS), address.startswith(_GRPCS)
+    return target, bool(settings.grpc_tls_cert) and not target.startswith("unix:")
 
 
 def client_socket(settings: Settings, url: str | None) -> str | None:
@@ -55,27 +59,37 @@ def _bound(binds: Iterable[str]) -> str:
     return f"{_ANY.get(host, host)}:{port}"
 
 
-class Asking:
-    """HTTP requests to a server, with a key from a file; a context manager."""
+def credentials(arguments: argparse.Namespace) -> Credentials:
+    """Return key and certificates of the command line. Raise ConfigError for an unusable key."""
+    given = arguments
+    try:
+        return Credentials(given.key, given.key_file, given.ca, given.cert, given.cert_key)
+    except ValueError as ex:
+        raise refusal(ex) from None
 
-    def __init__(self, url: str, key_file: str | None, timeout_s: float) -> None:
-        """Read the key. Raise ConfigError if the address or the file cannot be used."""
-        self._headers: Mapping[str, str] = {}
-        if key_file:
-            try:
-                key = Path(key_file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as ex:
-                raise ConfigError(f"--key-file: cannot be read: {ex}") from None
-            self._headers = {"Authorization": f"Bearer {key}"}
+
+def refusal(ex: ValueError) -> ConfigError:
+    """Return the error for an argument that `shmserve.client` refuses."""
+    name, separator, reason = str(ex).partition(": ")
+    if name not in _ARGUMENTS or not separator:
+        return ConfigError(f"--url: {ex}")
+    return ConfigError(f"--{name.replace('_', '-')}: {reason}")
+
+
+class Asking:
+    """HTTP requests to a server; a context manager."""
+
+    def __init__(self, url: str, credentials: Credentials, timeout_s: float) -> None:
+        """Raise ConfigError if the address or a file of `credentials` cannot be used."""
         try:
-            self._transport = Transport(url, timeout_s)
+            self._transport = Transport(url, timeout_s, credentials)
         except ValueError as ex:
-            raise ConfigError(f"--url: {ex}") from None
+            raise refusal(ex) from None
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
         """Return status, error message and body. Raise Unavailable if no answer came."""
         try:
-            reply = self._transport.request(method, path, self._headers, [body] if body else ())
+            reply = self._transport.request(method, path, None, [body] if body else ())
         except InferenceError as ex:
             raise Unavailable(str(ex)) from None
         return reply.status, reply.error if reply.status >= 400 else "", reply.body.tobytes()

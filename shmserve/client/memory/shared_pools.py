@@ -133,9 +133,9 @@ class SharedMemoryPools:
                 self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
     def _places(self, reasons: list[str]) -> Iterator[tuple[str, Set[int] | None]]:
-        """Yield paths where the client socket may be, each with the users who may serve it (None:
-        any). `_host_pool` checks the server behind a path. Append to `reasons` why the server tells
-        none."""
+        """Yield paths where the client socket may be, each with the users who may serve the socket
+        (None: any). `_host_pool` checks the server behind a path. Append to `reasons` why the
+        server tells no path."""
         named = self._named or os.environ.get(CONTROL_VARIABLE, "")
         if named:
             yield named, None

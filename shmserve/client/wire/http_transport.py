@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-import re
 import select
 import socket
+import ssl
 import threading
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.client.wire.cancel_scope import cancellable
+from shmserve.client.wire.connections import ServerAddress, failures
+from shmserve.client.wire.credentials import Credentials, Secret
 from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
@@ -28,45 +29,48 @@ _MAX_IDLE = 16
 _PIECE = 1 << 16  # largest read from a stream, in bytes
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
-_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
 _decode = json_decoder()
 
 
 class Reply(Struct, frozen=True):
     """HTTP response; header names are in lower case. `user`: uid of the process that answered, if
-    that was asked for and the process is known to be on this host."""
+    that was asked for and the process is known to be on this host. `keyed`: whether the request had
+    a key."""
 
     status: int
     headers: dict[str, str]
     body: Array
     user: int | None = None
+    keyed: bool = False
 
     @property
     def error(self) -> str:
         """Return the message of an error response."""
         try:
-            return str(_decode(self.body.data)["error"])
+            text = str(_decode(self.body.data)["error"])
         except (UnreadableMessage, KeyError, TypeError):
-            return f"the server answered with status {self.status}"
+            text = f"the server answered with status {self.status}"
+        if self.status != 401:
+            return text
+        if not self.keyed:
+            return "the server asks for a key (key, key_file, or SHMSERVE_KEY)"
+        return f"the server does not accept the key: {text}"
 
 
 class Transport:
     """Requests to one server. Thread-safe: concurrent requests use separate connections.
     `timeout_s`: default seconds to wait for an answer."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        """Parse the address. Raise ValueError if `url` is neither http:// nor unix:."""
+    def __init__(self, url: str, timeout_s: float, credentials: Credentials | None = None) -> None:
+        """Parse the address. Raises ValueError as `ServerAddress`. `credentials`: key and
+        certificates to present; None: none."""
         self.timeout_s = timeout_s
-        self.unix_path = ""
-        self._host, self._port, self._prefix = "localhost", 80, ""
-        if url.startswith("unix:"):
-            self.unix_path = "/" + url.removeprefix("unix:").lstrip("/")
-        else:
-            parts = urllib.parse.urlsplit(url)
-            if parts.scheme != "http" or not parts.hostname:
-                raise ValueError(f"a server's address is http://HOST:PORT or unix:/PATH, not {url}")
-            self._host, self._port = parts.hostname, parts.port or 80
-            self._prefix = parts.path.rstrip("/")
+        credentials = credentials or Credentials(key="")
+        self._address = ServerAddress(url, credentials)
+        self.unix_path = self._address.unix_path
+        self._key_fields: Mapping[str, str] = {}
+        if credentials.key:
+            self._key_fields = {"Authorization": Secret(f"Bearer {credentials.key}")}
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._closed = False
@@ -74,9 +78,7 @@ class Transport:
     @property
     def is_local(self) -> bool:
         """Return True if the server is certainly on this host, False if it may be elsewhere."""
-        return (
-            bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
-        )
+        return self._address.is_local
 
     def request(
         self,
@@ -100,7 +102,8 @@ class Transport:
         try:
             return self._request(method, path, fields, body, until, whose)
         except InferenceError as ex:
-            if method != "GET" or not isinstance(ex.__cause__, ConnectionResetError):
+            lost = isinstance(ex.__cause__, (ConnectionResetError, ssl.SSLEOFError))
+            if method != "GET" or not lost:
                 raise
         return self._request(method, path, fields, body, until, whose)
 
@@ -121,7 +124,7 @@ class Transport:
             data = _read(response)
         self.keep(connection, broken or response.will_close)
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, headers, data, user)
+        return Reply(response.status, headers, data, user, bool(self._key_fields))
 
     def events(self, path: str, body: bytes, until: float) -> EventStream:
         """Send a POST and return the server-sent events of the response. `until` is the deadline of
@@ -135,7 +138,7 @@ class Transport:
             # also with an error status, which is that of the first event
             if response.headers.get_content_type() == _EVENTS:
                 return EventStream(self, connection, sock, response, until)
-            reply = Reply(response.status, {}, _read(response))
+            reply = Reply(response.status, {}, _read(response), None, bool(self._key_fields))
         connection.close()
         raise InferenceError(reply.status, reply.error)
 
@@ -153,7 +156,8 @@ class Transport:
         # one, which saves joining large arrays.
         content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
         try:
-            connection.request(method, self._prefix + path, content if body else None, fields)
+            target, fields = self._address.prefix + path, {**self._key_fields, **fields}
+            connection.request(method, target, content if body else None, fields)
         except (BrokenPipeError, ConnectionResetError):
             return True
         return False
@@ -171,10 +175,8 @@ class Transport:
                 if self._closed:
                     raise InferenceError(0, CLOSED)
                 connection = self._idle.pop() if self._idle else None
-            if connection is None and self.unix_path:
-                return _UnixConnection(self.unix_path, timeout_s)
             if connection is None:
-                return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+                return self._address.connection(timeout_s)
             if _usable(connection):
                 connection.sock.settimeout(timeout_s)
                 return connection
@@ -228,17 +230,6 @@ class EventStream(Struct, eq=False):
             self._connection.close()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
-
-
 def _usable(connection: http.client.HTTPConnection) -> bool:
     """Return True if an idle connection is open: neither bytes nor EOF are to be read."""
     if connection.sock is None:
@@ -257,36 +248,6 @@ def left_s(until: float) -> float:
 
 
 @contextlib.contextmanager
-def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Close the connection on any exception. Make timeouts and lost connections InferenceError."""
-    try:
-        yield
-    except TimeoutError as ex:
-        connection.close()
-        raise InferenceError(0, LATE) from ex
-    except (OSError, http.client.HTTPException) as ex:
-        connection.close()
-        raise InferenceError(
-            0, f"no answer from the server at {_place(connection)}: {_why(ex)}"
-        ) from ex
-    except BaseException:  # e.g. KeyboardInterrupt: the rest of the response is still unread
-        connection.close()
-        raise
-
-
-def _why(ex: Exception) -> str:
-    if type(ex) is http.client.BadStatusLine:
-        return "it does not speak HTTP/1.1; is it gRPC's port?"
-    return str(ex)
-
-
-def _place(connection: http.client.HTTPConnection) -> str:
-    if isinstance(connection, _UnixConnection):
-        return f"unix:{connection.path}"
-    return f"http://{connection.host}:{connection.port}"
-
-
-@contextlib.contextmanager
 def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.socket]:
     """Open the connection if needed; a cancelled scope interrupts waits within the context."""
     if connection.sock is None:
@@ -298,7 +259,8 @@ def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.so
 
 def _interrupt(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the server has closed the connection already
-        sock.shutdown(socket.SHUT_RDWR)
+        # `SSLSocket.shutdown` ends TLS first: another thread would go on sending in the clear
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _read(response: http.client.HTTPResponse) -> Array:

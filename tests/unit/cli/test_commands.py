@@ -27,6 +27,8 @@ from shmserve.cli.measuring.grpc_door import GrpcDoor
 from shmserve.cli.measuring.measure import Measurement
 from shmserve.cli.operating import server_address, top
 from shmserve.cli.serving import init
+from shmserve.client.wire import credentials
+from shmserve.client.wire.credentials import Credentials
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
 from shmserve.observe.usage import Usage
@@ -71,7 +73,11 @@ def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) ->
         (["show", "nothing"], "invalid choice: 'nothing'"),
         (["load"], "required: MODEL"),
         (["load", "m", "--url", "ftp://x"], "--url: a server's address is"),
-        (["load", "m", "--key-file", "/none"], "--key-file: cannot be read"),
+        (["load", "m", "--key-file", "/none"], "--key-file: cannot be read: /none: No such file"),
+        (["measure", "m", "--key", "a b"], "--key: a key is one word"),
+        (["load", "m", "--url", "https://a", "--ca", "/none"], "--ca: /none cannot be read: No"),
+        (["load", "m", "--url", "https://a", "--cert", "/"], "--cert: / "),
+        (["load", "m", "--url", "http://a", "--ca", "/none"], "--ca: needs an address https://"),
         (["load", "m", "--url", "http://127.0.0.1:1"], "from the server at http://127.0.0.1:1: "),
         (["load", "m", "--url", "unix:/no/sock"], "from the server at unix:/no/sock: [Errno 2]"),
         (["unload", "m"], "no answer from the server"),
@@ -89,6 +95,11 @@ def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) ->
 def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, capsys, words, what):
     monkeypatch.setenv("SHMSERVE_CONFIG", "")  # set, so that monkeypatch restores the variable
     assert what in told(capsys, *words)
+
+
+def test_a_key_in_the_environment_is_no_setting() -> None:
+    assert config.KEY_VARIABLE == credentials.KEY_VARIABLE
+    config.load({config.KEY_VARIABLE: "x"})
 
 
 def test_ready_says_no(nowhere: None, capsys) -> None:
@@ -211,10 +222,14 @@ def test_where_a_server_is_found() -> None:
     assert url("0.0.0.0:80") == "http://127.0.0.1:80"
     assert url("[::]:80", "b:1") == "http://[::1]:80"
     assert server_address.http(Settings(), "http://a:1") == "http://a:1"
-    for binds, more in ((("fd://3",), {}), (("a:1",), {"http_tls_cert": "x"})):
-        with pytest.raises(ConfigError, match="give --url"):
-            url(*binds, **more)
-    assert server_address.grpc(Settings(grpc_bind=("a:1",)), None) == "a:1"
+    assert url("a:1", http_tls_cert="x") == "https://a:1"
+    with pytest.raises(ConfigError, match="give --url"):
+        url("fd://3")
+    tls = Settings(grpc_bind=("a:1",), grpc_tls_cert="x")
+    assert server_address.grpc(Settings(grpc_bind=("a:1",)), None) == ("a:1", False)
+    assert server_address.grpc(tls, None) == ("a:1", True)
+    assert server_address.grpc(tls, "b:1") == ("b:1", False)
+    assert server_address.grpc(tls, "grpcs://b:1") == ("b:1", True)
     with pytest.raises(ConfigError, match="no gRPC"):
         server_address.grpc(Settings(grpc_processes=0), None)
 
@@ -369,12 +384,15 @@ def test_latencies_are_drawn_over_time(tmp_path) -> None:
         measure.draw(limits(model="m", svg=str(tmp_path / "no/m.svg")), [])
 
 
+NOTHING = Credentials(key="")
+
+
 def test_grpc_is_measured_with_every_datatype() -> None:
-    with Rig() as rig, GrpcDoor(rig.target, "identity", {"INPUT0": VALUES}) as door:
+    with Rig() as rig, GrpcDoor(rig.target, "identity", {"INPUT0": VALUES}, NOTHING) as door:
         assert door.send(receipt=True)["copied_bytes"]["in"] >= 0
         assert door.send() == {}
-        wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)})
+        wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)}, NOTHING)
         with wrong, pytest.raises(Unavailable, match=r"INVALID_ARGUMENT.*unexpected .* input 'X'"):
             wrong.send()
     with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
-        GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)})
+        GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)}, NOTHING)

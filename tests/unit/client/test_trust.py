@@ -1,0 +1,121 @@
+"""Sentences for servers that a client does not trust, or does not understand."""
+
+import contextlib
+import http.server
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.client import InferenceError
+from shmserve.client.wire.credentials import Credentials
+from shmserve.client.wire.http_transport import Transport
+from tests.tls_files import make_certificates
+
+pytestmark = pytest.mark.needs("openssl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of certificates: `expired.pem` has ended, `other` has another authority."""
+    folder = make_certificates(tmp_path_factory.mktemp("tls"), "server")
+    sign = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -extfile ext -days -1"
+    words = [*sign.split(), "-CAcreateserial", "-out", "expired.pem"]
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    (folder / "other").mkdir()
+    make_certificates(folder / "other", "client")
+    return folder
+
+
+@contextlib.contextmanager
+def serving(certificate: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
+    """Yield HOST:PORT of a server that answers 404, with TLS if a certificate is given."""
+    server = http.server.ThreadingHTTPServer((host, 0), Silent)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.parent / "server.key")
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            super().handle()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def why(url: str, credentials: Credentials | None = None) -> str:
+    """Return why no answer comes, "" if one comes."""
+    transport = Transport(url, 30.0, credentials)
+    try:
+        transport.request("GET", "/")
+        return ""
+    except InferenceError as ex:
+        return ex.message.removeprefix(f"no answer from the server at {url}: ")
+    finally:
+        transport.close()
+
+
+def test_authorities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = (
+        "its certificate is signed by no authority that this client trusts: name the authority's"
+        " file (ca, or SSL_CERT_FILE)"
+    )
+    with serving(folder / "server.pem") as place:
+        url = f"https://{place}"
+        assert why(url, Credentials(ca=folder / "ca.pem")) == ""
+        assert why(url, Credentials(ca=folder / "other/ca.pem")) == nobody
+        assert why(url) == nobody
+        monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
+        assert why(url) == ""
+
+
+def test_certificates_that_are_not_good(folder: Path) -> None:
+    trusted = Credentials(ca=folder / "ca.pem")
+    with serving(folder / "expired.pem") as place:
+        assert why(f"https://{place}", trusted) == "its certificate has expired"
+    with serving(folder / "server.pem", "127.0.0.2") as place:
+        expected = "its certificate is not for 127.0.0.2: use a name that the certificate has"
+        assert why(f"https://{place}", trusted) == expected
+
+
+def test_a_server_without_tls(folder: Path) -> None:
+    with serving(None) as place:
+        expected = "it does not speak TLS there; is its address http://?"
+        assert why(f"https://{place}") == expected
+
+
+def test_files_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+    ours = folder / "server.pem"
+    for options, text in (
+        ({"ca": "/none"}, "ca: /none cannot be read: No such file or directory"),
+        ({"ca": folder / "ext"}, "is not a PEM file of certificates"),
+        ({"cert": ours, "cert_key": folder / "other/client.key"}, "is not a PEM certificate and"),
+        ({"cert": "/none"}, "cert: /none cannot be read: No such file or directory"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Transport("https://a", 1.0, Credentials(**options))  # type: ignore[arg-type]
+    key = tmp_path / "key"
+    key.write_bytes(b"secret\xff")
+    with pytest.raises(ValueError, match="key_file: a key is one word of printable") as caught:
+        Credentials(key_file=key)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="key: a key is one word"):
+        Credentials("two\nwords")
