@@ -8,6 +8,7 @@ gunicorn's, so all processes write lines of the same form and within the same li
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ ACCESS_GRPC = "shmserve.access"
 _ACCESS = "gunicorn.access"
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
 _EXTRA = ("request", "status")  # attributes of any record that become keys of the JSON object
+JSON_FIELDS = "shmserve_json"  # attribute of records with keys that text has in its message
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # a field may be an exception
 
 
@@ -67,7 +69,9 @@ class _Line(logging.Formatter):
         if self.form != JSON:
             return super().format(record)
         fields = {name: getattr(record, name) for name in _EXTRA if hasattr(record, name)}
-        fields |= _fields_of(record)
+        fields |= {**_fields_of(record), **getattr(record, JSON_FIELDS, {})}
+        if record.name == _ACCESS and isinstance(record.args, Mapping):
+            fields |= _request_fields(record.args)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
@@ -108,6 +112,23 @@ def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     """Return the fields that `log_fields` gave to the log call."""
     fields: Mapping[str, object] = getattr(record, ATTRIBUTE, {})
     return fields
+
+
+def _request_fields(atoms: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fields of an HTTP request's line. `atoms`: parts of the line by gunicorn's names;
+    "-" stands for a missing part."""
+    uri = str(atoms["r"]).split(" ")[1]
+    answered = atoms["{x-request-id}o"]
+    request = answered if answered != "-" else atoms["{x-request-id}i"]
+    fields: dict[str, object] = {
+        "method": atoms["m"],
+        "path": uri.partition("?")[0],
+        "status": int(atoms["s"]),
+        "duration_ms": atoms["D"] / 1000,
+        "bytes": atoms["B"] or 0,
+        "client": atoms["h"],
+    }
+    return fields if request == "-" else {**fields, "request": request}
 
 
 _filter = _SettingsFilter()

@@ -1,7 +1,9 @@
 """The two wheels of the tree: their files, and the client's wheel in a separate environment."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -97,6 +99,34 @@ def test_who_has_only_the_wheels_can_make_it_a_service(
     # the wheel includes the files that the template needs
     run(program, "init", "demo", cwd=tmp_path)
     assert (tmp_path / "demo/workers/identity/config.pbtxt").is_file()
+
+
+def test_pipx_installs_the_wheels_as_the_guide_types_it(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    """pipx hands the guide's `--pip-args` to pip, in an environment without the client."""
+    (line,) = re.findall(r"^pipx install .*", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    (tmp_path / "dist").mkdir()
+    for wheel in wheels.values():
+        shutil.copy(wheel, tmp_path / "dist")
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    (site,) = venv.glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():  # the index
+        if not path.name.lstrip("_").startswith("shmserve"):
+            (site / path.name).symlink_to(path)
+    pip = f"{sys.executable} -m pip --python {venv}/bin/python install --quiet --no-index"
+    # what pipx does with its words
+    script = f"""pipx() {{
+        case "$2" in --pip-args=*) set -- "$1" ${{2#--pip-args=}} "$3";; esac
+        shift; {pip} "$@"
+    }}\n"""
+    without = line.replace(re.findall(r"--pip-args=\S+ \S+ ", line)[0], "")
+    done = subprocess.run(["bash", "-c", script + without], cwd=tmp_path, capture_output=True)
+    assert b"No matching distribution found for shmserve-client" in done.stderr
+    run("bash", "-c", script + line, cwd=tmp_path)
+    told = run(venv / "bin/shmserve", "--version", cwd=tmp_path)
+    assert told == f"shmserve {shmserve.__version__}\n"
 
 
 @pytest.mark.parametrize("project", [".", "client"])

@@ -305,6 +305,24 @@ def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
     assert any('"GET /v2/health/ready HTTP/1.1" 200' in message for message in asked)
 
 
+def test_the_access_log_has_fields_where_lines_are_objects():
+    with Server(**SETTINGS, log_format="json", access_log="true") as server:
+        fields = {"X-Request-ID": "mine-7"}
+        assert server.request("POST", "/v2/models/nobody/infer?x=y", b"{}", fields)[0] == 404
+
+        def lines():
+            found = [json.loads(line) for line in server.log().splitlines() if "mine-7" in line]
+            return [line for line in found if line["logger"] == "gunicorn.access"]
+
+        wait_until(lines, "the line of the request")
+        (line,) = lines()
+        assert (line["method"], line["path"]) == ("POST", "/v2/models/nobody/infer")
+        assert (line["status"], line["client"], line["request"]) == (404, "127.0.0.1", "mine-7")
+        assert line["bytes"] > 0
+        assert line["duration_ms"] > 0
+        assert '"POST /v2/models/nobody/infer?x=y HTTP/1.1" 404' in line["message"]
+
+
 def test_with_the_master_everything_ends():
     with Server(**SETTINGS) as server:
         server.master.kill()

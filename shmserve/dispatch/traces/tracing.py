@@ -26,7 +26,7 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.traced_request import Refusal, Times, Trace
 from shmserve.dispatch.traces.trace_entries import entries_of, line_of
 from shmserve.dispatch.traces.trace_spans import SpanSender, SpanSource, new_span_id, new_trace_id
-from shmserve.errors import ShmserveError
+from shmserve.errors import Code, ShmserveError
 from shmserve.observe.logs import TRACES
 from shmserve.observe.trace_files import TraceWriter
 from shmserve.protocol.control.data_messages import Timing
@@ -36,6 +36,7 @@ MAX_TENSOR_BYTES = 64 << 10  # larger tensors are left out
 _NO_MODEL = ""
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 << 20  # tensor bytes of waiting traces
+_DENIED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)  # not counted: no model is at fault
 _TELL_NS = 60_000_000_000  # period of log lines about lost spans
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
@@ -97,7 +98,9 @@ class Tracer:
         if not self._sampled(_NO_MODEL, settings.rate, parent):
             return
         self._refused_limited = settings.count != UNLIMITED
-        reason, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
+        denied = error.code in _DENIED
+        reason = (error.code if denied else reason_of(error).name).lower()
+        now_ns = time.monotonic_ns()
         own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
         refusal = Refusal(reason, error.message, attributes, now_ns, parent, own)
         with self._lock:

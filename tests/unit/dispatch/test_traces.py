@@ -23,7 +23,13 @@ from shmserve.dispatch.traced_request import Trace
 from shmserve.dispatch.traces import tracing
 from shmserve.dispatch.traces.trace_entries import entries_of
 from shmserve.dispatch.traces.tracing import Take, Tracer, timestamps
-from shmserve.errors import ModelFailure, ProtocolViolation, Unavailable
+from shmserve.errors import (
+    ModelFailure,
+    PermissionDenied,
+    ProtocolViolation,
+    Unauthenticated,
+    Unavailable,
+)
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.exporter.__main__ import Intake
 from shmserve.observe.logs import TRACES
@@ -342,6 +348,15 @@ def test_refused_requests_are_sampled_and_bounded_as_others(spanned, exporter, f
     flush(spanned, take)
     assert [span.trace_id for span in exporter.take()] == ["a" * 32]
     assert taken == [("", 3, 3)]
+
+
+def test_a_refused_key_is_a_type_of_error_of_its_own(spanned, exporter, flush) -> None:
+    status: dict[str, str | int] = {"rpc.grpc.status_code": 16}
+    for error in (Unauthenticated("it needs a key"), PermissionDenied("it may not")):
+        spanned.dispatcher.tracer.refused(error, PARENT, status, TraceSettings(on=True))
+    flush(spanned, never)
+    kinds = [span.attributes["error.type"] for span in exporter.take()]
+    assert kinds == ["unauthenticated", "permission_denied"]
 
 
 def test_a_rate_of_0_traces_for_clients_that_say_so(spanned, exporter, flush) -> None:

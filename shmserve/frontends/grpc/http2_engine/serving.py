@@ -16,7 +16,7 @@ from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import details_of, status_of
 from shmserve.frontends.grpc.handlers import MAX_MESSAGE_BYTES, NO_MESSAGE, RpcServices
-from shmserve.frontends.grpc.http2_engine.call_head import OK, status_fields
+from shmserve.frontends.grpc.http2_engine.call_head import OK, Methods, status_fields
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.http2_engine.http2_call import Aborted, Http2Call
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate
@@ -24,7 +24,8 @@ from shmserve.frontends.grpc.rpc_methods import HeldAnswer
 from shmserve.frontends.http2 import Buffer, Fields, Limits
 from shmserve.frontends.http2.grpc_framing import GrpcMessage, prefix
 from shmserve.frontends.oip.origins import Origins
-from shmserve.observe.logs import ACCESS_GRPC
+from shmserve.frontends.request_ids import KEY
+from shmserve.observe.logs import ACCESS_GRPC, JSON_FIELDS
 from shmserve.waiting import beside_if_large
 
 _log = logging.getLogger("shmserve.grpc")
@@ -34,9 +35,11 @@ _JOINED_BYTES = 32 << 10  # up to this size a copy costs less than another buffe
 
 
 class RpcRuns:
-    """Runs rpcs, each a greenlet: bytes in, bytes out, errors as statuses."""
+    """Runs rpcs, each a greenlet: bytes in, bytes out, errors as statuses. `methods`: all methods
+    by path."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, methods: Methods) -> None:
+        self._paths = {method: path for path, method in methods.items()}
         self._access_log = settings.access_log
         self._send_timeout_s = settings.send_timeout_s
         self._min_bytes_per_s = settings.min_bytes_per_s
@@ -46,7 +49,7 @@ class RpcRuns:
         if not call.active:
             call.drop_message()
             return
-        method, began, outcome = call.head.method, monotonic(), "failed"
+        method, began, size, status = call.head.method, monotonic(), 0, grpc.StatusCode.CANCELLED
         try:
             if not call.admitted:
                 method.rules.admit(method, call)
@@ -61,37 +64,43 @@ class RpcRuns:
             # The rpc has checked the size of a held answer
             data = self._encode(call, answer) if held is None else (prefix(size), *held.parts)
             trailers = _succeeded(call) if call.trailing else OK
-            outcome = f"OK {size}"
+            status = grpc.StatusCode.OK
         except BaseException as ex:
-            call.answer((), _failed(call, ex))
+            status, details = _failed(call, ex)
+            call.answer((), status_fields(status, details, call.trailing))
         else:
             call.answer(data, trailers, held)
         finally:
             call.drop_message()
             if self._access_log:
-                _log_call(call, outcome, began)
+                ended_well = status is grpc.StatusCode.OK
+                outcome = f"OK {size}" if ended_well else "failed"
+                self._log_call(call, outcome, began, status, bytes=size if ended_well else 0)
 
     def stream(self, call: Http2Call) -> None:
         """Run an rpc with any number of messages and answers."""
         if not call.active:
             return
-        began, outcome, nbytes, count = monotonic(), "failed", 0, 0
+        began, status, nbytes, count = monotonic(), grpc.StatusCode.CANCELLED, 0, 0
         answers = self._answers(call)
         try:
             for answer in answers:
                 nbytes, count = nbytes + len(answer), count + 1
                 if not call.send(self._encode(call, answer)):
                     return
-            outcome = "OK"
+            status = grpc.StatusCode.OK
         except BaseException as ex:
-            call.answer((), _failed(call, ex))
+            status, details = _failed(call, ex)
+            call.answer((), status_fields(status, details, call.trailing))
         else:
             call.answer((), _succeeded(call) if call.trailing else OK)
         finally:
             answers.close()
             call.drop_message()
             if self._access_log:
-                _log_call(call, f"{outcome} {nbytes} in {count}", began)
+                outcome = "OK" if status is grpc.StatusCode.OK else "failed"
+                text = f"{outcome} {nbytes} in {count}"
+                self._log_call(call, text, began, status, bytes=nbytes, answers=count)
 
     def _answers(self, call: Http2Call) -> Generator[bytes]:
         """Yield a stream's answers. Cancel the call if an answer is not taken in time."""
@@ -104,6 +113,24 @@ class RpcRuns:
                 yield answer
             finally:
                 overdue.met(call)
+
+    def _log_call(
+        self, call: Http2Call, outcome: str, began: float, status: grpc.StatusCode, **sizes: int
+    ) -> None:
+        """Log a call that has ended. `sizes`: fields on the size of the answer."""
+        method, took_ms = call.head.method, (monotonic() - began) * 1e3
+        fields: dict[str, object] = {
+            "method": method.name,
+            "path": self._paths.get(method, ""),
+            "status": status.name,
+            "duration_ms": round(took_ms, 3),
+            **sizes,
+            "client": call.peer(),
+        }
+        if request := dict(call.trailing).get(KEY):
+            fields["request"] = request
+        text = (call.peer(), method.name, outcome, took_ms)
+        _access.info('%s "%s" %s %.0fms', *text, extra={JSON_FIELDS: fields})
 
     def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
         size = len(answer)
@@ -120,29 +147,23 @@ class RpcRuns:
         return (prefix(size), answer)
 
 
-def _log_call(call: Http2Call, outcome: str, began: float) -> None:
-    took_ms = (monotonic() - began) * 1e3
-    _access.info('%s "%s" %s %.0fms', call.peer(), call.head.method.name, outcome, took_ms)
-
-
 def _succeeded(call: Http2Call) -> Fields:
     return status_fields(grpc.StatusCode.OK, "", call.trailing)
 
 
-def _failed(call: Http2Call, ex: BaseException) -> Fields:
+def _failed(call: Http2Call, ex: BaseException) -> tuple[grpc.StatusCode, str]:
+    """Return the status of a call that ended with an exception, and the details for the client."""
     if isinstance(ex, Aborted) and call.status is not None:
-        status = call.status
+        return call.status
     # the client has disconnected, or the loop ends
-    elif isinstance(ex, grpc.RpcError | GreenletExit):
-        status = (grpc.StatusCode.CANCELLED, "the call has ended")
-    elif isinstance(ex, Exception):
+    if isinstance(ex, grpc.RpcError | GreenletExit):
+        return grpc.StatusCode.CANCELLED, "the call has ended"
+    if isinstance(ex, Exception):
         method = call.head.method
         error = method.rules.failed(method, call, ex)
-        status = (status_of(error), details_of(error))
-    else:
-        _log.error("unexpected error in a call", exc_info=ex)
-        status = (grpc.StatusCode.UNKNOWN, "internal server error")
-    return status_fields(*status, call.trailing)
+        return status_of(error), details_of(error)
+    _log.error("unexpected error in a call", exc_info=ex)
+    return grpc.StatusCode.UNKNOWN, "internal server error"
 
 
 class Serving:
@@ -157,7 +178,7 @@ class Serving:
             for name, method in methods.items()
         }
         self.limits = _limits(settings)
-        self.runs = RpcRuns(settings)
+        self.runs = RpcRuns(settings, self.methods)
         self.settings = settings
         self.hosts = Origins(settings, settings.grpc_bind, socket.gethostname())
         self.growth = ThreadPoolExecutor(1, thread_name_prefix="slots")

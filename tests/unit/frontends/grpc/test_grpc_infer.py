@@ -16,7 +16,7 @@ from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import Code, ModelFailure
-from shmserve.observe.logs import ACCESS_GRPC
+from shmserve.observe.logs import ACCESS_GRPC, JSON, _Line
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from tests import fake_models
@@ -308,6 +308,31 @@ def test_each_call_is_a_line_where_that_is_wanted(caplog) -> None:
     assert '"ModelInfer" failed ' in said[1]
     assert re.search(r'"ModelStreamInfer" OK [1-9]\d* in 3 \d+ms', said[2])
     assert len(said) == 3
+
+
+def test_the_line_of_a_call_has_fields_where_lines_are_objects(caplog) -> None:
+    caplog.set_level("INFO", ACCESS_GRPC)
+    with Rig(access_log=True) as rig:
+        named = [("x-request-id", "mine-7")]
+        rig.client.infer(request(), metadata=named)
+        rig.client.error("ModelInfer", request(model="nobody"))
+        list(rig.client.stream([request()] * 3))
+        records = [r for r in caplog.records if r.name == ACCESS_GRPC]
+    lines = [json.loads(_Line("me", JSON).format(record)) for record in records]
+    service = "/inference.GRPCInferenceService"
+    told = [[line[key] for key in ("method", "path", "status")] for line in lines]
+    assert told == [
+        ["ModelInfer", f"{service}/ModelInfer", "OK"],
+        ["ModelInfer", f"{service}/ModelInfer", "NOT_FOUND"],
+        ["ModelStreamInfer", f"{service}/ModelStreamInfer", "OK"],
+    ]
+    assert [line["bytes"] > 0 for line in lines] == [True, False, True]
+    assert all(line["duration_ms"] > 0 for line in lines)
+    assert all(line["client"] in line["message"] for line in lines)
+    assert [line.get("answers") for line in lines] == [None, None, 3]
+    assert (lines[0]["request"], len(lines[1]["request"])) == ("mine-7", 16)
+    assert "request" not in lines[2]
+    assert "path=" not in _Line("me").format(records[0])
 
 
 def test_what_a_call_is_part_of_is_asked_for_where_it_is_traced() -> None:
