@@ -24,6 +24,7 @@ from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals
 from shmserve.coordinator.stats.introspection import Introspection
+from shmserve.coordinator.stats.memory_watch import MemoryWatch
 from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.control.reconciler import Reconciler
@@ -85,6 +86,7 @@ class Parts(Struct, frozen=True):
     effects: EffectRunner
     control: ModelControl
     watchdog: Watchdog
+    memory: MemoryWatch
     lanes: LaneDesk
     turns: ResourceTurns
 
@@ -112,16 +114,18 @@ def assemble(
         *(settings.flags(), settings.pipelines, send, settings.ready_requires),
     )
     effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
+    introspection = _introspection(launch, outside, reconciler, regions, limiter, now)
     return Parts(
         reconciler,
         regions,
-        _introspection(launch, outside, reconciler, regions, limiter, now),
+        introspection,
         runtime_settings,
         sync,
         publication,
         effects,
         ModelControl(settings, reconciler, outside.jobs, sync, send, effects.perform),
         Watchdog(settings.execute_timeout_s),
+        MemoryWatch(reconciler, introspection.counters.reading),
         LaneDesk(settings, publication, send),
         ResourceTurns(limiter, send, now + RECONNECT_S),
     )

@@ -42,6 +42,7 @@ class MessageRouter:
         self._publication = parts.publication
         self._control = parts.control
         self._watchdog = parts.watchdog
+        self._memory = parts.memory
         self._lanes = parts.lanes
         self._turns = parts.turns
         self._effects = parts.effects
@@ -97,6 +98,7 @@ class MessageRouter:
         self._regions.gone(process)
         self._turns.gone(process)
         self._watchdog.gone(process)
+        self._memory.gone(process)
         self._lanes.gone(process)
 
     def handle(
@@ -120,9 +122,7 @@ class MessageRouter:
             case link.GiveBack(), _:
                 effects = reconciler.ledger.give_back(process, message.nbytes, now)
             case link.Loaded(), "executor":
-                spec, endpoint, device = message.spec, message.endpoint, message.device
-                effects = reconciler.loaded(process, spec, endpoint, now, device)
-                self._turns.loaded(process, message)
+                effects = self._loaded(process, message, now)
             case ((link.AcquireResources() | link.ReleaseResources()), "executor"):
                 self._turns.handle(process, message)
             case link.LoadFailed(), "executor":
@@ -140,6 +140,14 @@ class MessageRouter:
             case _:
                 raise _out_of_place(message, role)
         self._perform(effects)
+
+    def _loaded(self, process: str, message: link.Loaded, now: float) -> list[Effect]:
+        if reason := self._memory.looked(process, loaded=True):
+            return self._reconciler.outgrown(process, reason, now)
+        spec, endpoint, device = message.spec, message.endpoint, message.device
+        effects = self._reconciler.loaded(process, spec, endpoint, now, device)
+        self._turns.loaded(process, message)
+        return effects
 
     def _handle_regions(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
@@ -185,11 +193,14 @@ class MessageRouter:
                 self._watch(record.name, now)
 
     def _watch(self, process: str, now: float) -> None:
-        """Check an executor by reading its counter page. Reading the page wakes no process, and
-        also works for an executor that is stopped or whose model holds the interpreter lock."""
+        """Check an executor by reading its counter page, and /proc if its model has `max_memory`.
+        Reading wakes no process, and also works for an executor that is stopped or whose model
+        holds the interpreter lock."""
         busy_ms = self._introspection.counters.busy_ms(process)
         if busy_ms is not None and (effects := self._reconciler.busy(process, busy_ms, now)):
             self._perform(effects)
+        if reason := self._memory.looked(process):
+            self._perform(self._reconciler.outgrown(process, reason, now))
         rests = self._introspection.rests(process) and not self._lanes.has(process)
         match self._watchdog.looked(process, busy_ms, rests):
             case Verdict.ASK:

@@ -24,6 +24,7 @@ _SIZES = {
     "gb": 10**9,
     "tb": 10**12,
 }
+SIZE = "a size in bytes or with a unit (64k, 512MiB, 1GB)"
 _TIMES = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _WITH_UNIT = re.compile(r"([0-9]+)(\.[0-9]+)? *([A-Za-z]+)")
 
@@ -123,6 +124,12 @@ def without_unit(name: str, text: str) -> str | int | float:
     return number + int(fraction) if fraction.is_integer() else text
 
 
+def size(text: str) -> int | None:
+    """Return the bytes of a size as settings take sizes, or None for any other text."""
+    number = without_unit("_bytes", text)
+    return int(number) if isinstance(number, int) or re.fullmatch("[0-9]{1,18}", text) else None
+
+
 def bare(kind: Any) -> Any:
     """Return a type without bounds."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -140,7 +147,7 @@ def describe(name: str, kind: Any) -> str:
     """Return the values that a setting takes, in words."""
     words = _words(inspect.type_info(kind))
     if is_size(name):
-        return words.replace("a whole number", "a size in bytes or with a unit (64k, 512MiB, 1GB)")
+        return words.replace("a whole number", SIZE)
     if is_time(name):
         return words.replace("a number", "seconds or a time with a unit (500ms, 2min, 1h)")
     return words

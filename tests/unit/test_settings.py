@@ -33,12 +33,13 @@ def in_file(folder: Path, text: str) -> dict[str, str]:
     ],
 )
 def test_sizes_may_have_units(text: str, nbytes: int, tmp_path) -> None:
-    assert config.load({"SHMSERVE_POOL_BYTES": text}).pool_bytes == nbytes
+    assert config.load({"SHMSERVE_POOL_BYTES": text}).pool_bytes == kinds.size(text) == nbytes
     assert config.load(in_file(tmp_path, f'pool_bytes = "{text}"')).pool_bytes == nbytes
 
 
 @pytest.mark.parametrize("text", ["1.0000001k", "3 parsecs", "-1k", "k", "2min"])
 def test_what_is_no_size_is_refused(text: str) -> None:
+    assert kinds.size(text) is None
     [line] = problems({"SHMSERVE_POOL_BYTES": text})
     assert line == (
         f"bad setting pool_bytes = '{text}' (SHMSERVE_POOL_BYTES in the environment): pool_bytes "

@@ -179,6 +179,14 @@ class CounterTotals:
             since = words[BUSY_SINCE]
         return max(1, (time.monotonic_ns() - since) // 1_000_000) if since else 0
 
+    def reading(self, process: str) -> CounterReading | None:
+        """Return the contents of a page: the identical object as long as nothing changes."""
+        page = self._pages.get(process)
+        if page is None:
+            return None
+        just_read = time.monotonic() - self._read_at < _JUST_S
+        return page.reading if just_read and page.reading is not None else _read(page)
+
     def settled(self, now: float) -> bool:
         """Return True if, as far as can be known, all pages have arrived."""
         return now >= self._settle_until

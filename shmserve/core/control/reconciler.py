@@ -298,6 +298,15 @@ class Reconciler:
             return []
         return self._stop(record, "its executor gave no sign of life", now)
 
+    def outgrown(self, process: str, reason: str, now: float) -> list[Effect]:
+        """Handle an executor with more memory than its model may use. A first load fails."""
+        record = self._of_executor(process)
+        if record is None or record.left or record.state not in (State.LOADING, State.READY):
+            return []
+        if not record.loaded:
+            return self._give_up(record, reason, now)
+        return self._stop(record, reason, now)
+
     def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
         # The executor named no instance, but the supervisor may have reported its pid.
         if not name:
@@ -355,7 +364,7 @@ class Reconciler:
         effects: list[Effect] = []
         if rival in self.processes:
             self.processes[rival].instance = ""
-            effects = [Dismiss(rival, "its model took too long to load")]
+            effects = [Dismiss(rival, "its model is given up")]
         return effects + self._failed(record, reason, now)
 
     def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:

@@ -19,6 +19,7 @@ from google.protobuf import json_format, text_format
 from msgspec import Struct
 
 from shmserve._generated import model_config_pb2 as pb
+from shmserve.core.control.memory_bounds import MAX_MEMORY
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import near_names
@@ -43,6 +44,7 @@ from shmserve.protocol.triton_config.field_table import refuse_unsupported, with
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
 from shmserve.protocol.triton_config.sequences import check_sequences
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
+from shmserve.settings import kinds as setting_kinds
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
@@ -272,7 +274,22 @@ def _parameters(message: Any, model: str, backend: str) -> dict[str, str]:
             f"model '{model}': parameters.client_shm_mode is '{mode}', not map, copy or off"
         )
     _flag(parameters, "writable_inputs", model)
+    _check_max_memory(parameters, model, backend)
     return parameters
+
+
+def _check_max_memory(parameters: dict[str, str], model: str, backend: str) -> None:
+    bound = parameters.get(MAX_MEMORY)
+    if bound is not None and not setting_kinds.size(bound):
+        raise ConfigError(
+            f"model '{model}': parameters.{MAX_MEMORY} is '{bound}', not {setting_kinds.SIZE}"
+            " above 0"
+        )
+    if bound is not None and backend == ENSEMBLE.name:
+        raise ConfigError(
+            f"model '{model}': parameters.{MAX_MEMORY} '{bound}' is for the steps of an ensemble,"
+            " which has no process of its own"
+        )
 
 
 def _flag(parameters: dict[str, str], name: str, model: str) -> bool:

@@ -45,6 +45,8 @@ class Executors(Struct):
     _informed: bool = False  # `desire` was called; until then adopted executors are left alone
     _restarts: dict[str, Restarts] = {}
     _due: dict[str, float] = {}  # start time (monotonic) of waiting instances
+    # earliest start time of stopped instances that the coordinator will desire again
+    _pauses: dict[str, float] = {}
     _count: int = 0
     children: dict[str, Child] = {}  # by instance
     halted: bool = False  # draining: nothing is started any more
@@ -60,7 +62,10 @@ class Executors(Struct):
                 del self._due[name]
         for name in self._desired:
             if name not in self.children and name not in self._due:
-                self._due[name] = now
+                self._due[name] = max(now, self._pauses.get(name, now))
+        self._pauses = {name: due for name, due in self._pauses.items() if name in self._hurry}
+        known = self._desired.keys() | self._hurry | self.children.keys()
+        self._restarts = {name: r for name, r in self._restarts.items() if name in known}
         self.turn(now)
 
     def adopt(self, name: str, pid: int, process: str, now: float) -> None:
@@ -94,13 +99,12 @@ class Executors(Struct):
         level = logging.INFO if expected else logging.WARNING
         about = log_fields(instance=child.name, pid=child.pid, reason=reason)
         _log.log(level, "executor ended", extra=about)
-        if expected:
-            if child.name not in self._desired:
-                self._restarts.pop(child.name, None)
+        if expected and child.name not in self._hurry:
             return
         # An executor that exited by itself may have reported that its model cannot be loaded.
         at_once = child.stopping or status is None or status < 0
-        self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
+        due = self._pauses if expected else self._due
+        due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
 
     def forgive(self, name: str, now: float) -> None:
         """Restart an instance without a pause, now and next time: the end had another cause."""

@@ -164,6 +164,18 @@ def test_an_executors_page_tells_of_its_queue(world: World) -> None:
     assert report.models[0].runs.stage_ns == [4, 1, 2, 3]
 
 
+def test_an_unchanged_page_gives_the_identical_reading(world: World) -> None:
+    page = world.page("executor")
+    first = world.counters.reading(page.owner.process)
+    assert first is not None
+    assert world.counters.reading(page.owner.process) is first
+    page.words[DEPTH] = 1
+    page.write()
+    changed = world.counters.reading(page.owner.process)
+    assert (changed and changed.depth) == 1
+    assert world.counters.reading("executor-9") is None
+
+
 def test_models_own_metrics_are_told_as_long_as_their_executor_has_a_link(world: World) -> None:
     page, other = world.page("executor"), world.page("executor")
     assert world.counters.custom_metrics() == ([], 0)

@@ -9,7 +9,7 @@ from shmserve.core.control.lifecycle import State
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.control.rollout import LINGER_S, Rollouts
-from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish
+from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish, given_up
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -106,6 +106,26 @@ def test_the_watchdog_takes_an_instance_out_until_it_has_ended():
     reconciler.gone("executor-1-aa", 7.0)
     assert Desire() in reconciler.exited("m/1/0", 10, "signal SIGKILL", 7.1)
     assert reconciler.desired() == ["m/1/0"]
+
+
+def test_an_instance_with_too_much_memory_is_replaced_unless_it_loads_for_the_first_time():
+    reconciler = up()
+    reconciler.started("m/1/1", 11, 1.0)
+    reconciler.hello("executor-2-bb", "executor", 11, 0, "m/1/1", 1.5)
+    effects = reconciler.outgrown("executor-2-bb", "too much", 3.0)
+    assert given_up("m/1/1", "too much") in effects
+    assert Desire() in effects
+    assert reconciler.loaded("executor-2-bb", SPEC, "executor-2-bb.sock", 3.1) == []
+    assert (reconciler.desired(), reconciler.hurried()) == (["m/1/0"], ["m/1/1"])
+    assert reconciler.outgrown("executor-2-bb", "too much", 3.2) == []
+    assert Publish() in reconciler.outgrown("executor-1-aa", "too much", 4.0)
+    assert (reconciler.desired(), reconciler.hurried()) == ([], NAMES)
+    assert (entry(reconciler).instances, entry(reconciler).reason) == ((), "too much")
+    reconciler.exited("m/1/0", 10, "signal SIGKILL", 5.0)
+    reconciler.started("m/1/0", 12, 6.0)
+    reconciler.hello("executor-3-cc", "executor", 12, 0, "m/1/0", 6.5)
+    assert Desire() in reconciler.outgrown("executor-3-cc", "too much", 7.0)
+    assert reconciler.instances["m/1/0"].state is State.STOPPING, "not for good"
 
 
 def test_an_instance_that_never_loads_is_given_up():

@@ -48,6 +48,11 @@ def test_an_ensemble() -> None:
     ("text", "problem"),
     [
         (BASE, "must specify 'step' for ensemble 'e'"),
+        (
+            f"{BASE} ensemble_scheduling {{ {STEP} }} "
+            "parameters { key: 'max_memory' value { string_value: '2GiB' } }",
+            "parameters.max_memory '2GiB' is for the steps of an ensemble",
+        ),
         (f"{BASE} ensemble_scheduling {{ step {{}} }}", "must specify 'model_name' in step 0 of"),
         (
             f"{BASE} ensemble_scheduling {{ {STEP} step {{ model_name: 'm' }} }}",

@@ -184,6 +184,7 @@ _CACHED = "response_cache { enable: true }"
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
 _LEVELS = "dynamic_batching { priority_levels: 2 default_priority_level: 1 %s }"
 _SAMPLE = "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 %s } } }"
+_MAX_MEMORY = " parameters { key: 'max_memory' value { string_value: '%s' } }"
 _C = "input [ { name: 'C' data_type: TYPE_FP32 %s } ]"
 _TOLD = "max_batch_size: 4 batch_input [ { kind: BATCH_ITEM_SHAPE data_type: TYPE_%s %s } ]"
 _COUNTED = _TOLD % ("INT32", "target_name: 'T' source_input: 'A'")
@@ -264,6 +265,9 @@ BAD = [
     (_SAMPLE % "dims: 2", "one of zero_data, random_data, input_data_file is needed"),
     (_SAMPLE % "dims: 2 input_data_file: '../x'", "not a file inside"),
     ("parameters { key: 'writable_inputs' value { string_value: '1' } }", "writable_inputs is '1'"),
+    (_MAX_MEMORY % "2 GiBs", "parameters.max_memory is '2 GiBs', not a size in bytes or with a"),
+    (_MAX_MEMORY % "0", "parameters.max_memory is '0', not a size"),
+    (_MAX_MEMORY % "", "parameters.max_memory is '', not a size"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [0] } ]", "dims has 0"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [-2] } ]", "dims has -2"),
     (

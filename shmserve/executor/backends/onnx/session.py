@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.core.control.memory_bounds import MAX_MEMORY
 from shmserve.errors import ConfigError
 from shmserve.executor.backends.onnx import cuda_provider
 from shmserve.protocol.triton_config import instance_groups
@@ -43,7 +44,12 @@ _THREADS = {
 }
 
 # Parameters for the server or other parts of the backend, not session options
-_OTHER_PARAMETERS = {"rerun", "client_shm_mode", "memory.enable_memory_arena_shrinkage"}
+_OTHER_PARAMETERS = {
+    "rerun",
+    "client_shm_mode",
+    MAX_MEMORY,
+    "memory.enable_memory_arena_shrinkage",
+}
 
 # Reason why a parameter of Triton's has no effect, logged when the model loads
 _NO_EFFECT = {

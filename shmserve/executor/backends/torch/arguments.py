@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.core.control.memory_bounds import MAX_MEMORY
 from shmserve.core.device_names import ordinal_of
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 _INDEXED = re.compile(r".*__([0-9]{1,4})")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
-_OTHER_PARAMETERS = {"rerun", "client_shm_mode"}
+_OTHER_PARAMETERS = {"rerun", "client_shm_mode", MAX_MEMORY}
 _NO_EFFECT = {
     "writable_inputs": "inputs that the model writes into are copies anyway",
     "ENABLE_WEIGHT_SHARING": "every instance is a process of its own",

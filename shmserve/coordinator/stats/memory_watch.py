@@ -1,0 +1,52 @@
+"""Memory watch: measures executors whose model has the parameter `max_memory`, working ones once a
+second."""
+
+from collections.abc import Callable
+
+from shmserve.coordinator.stats.counter_totals import CounterReading
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.memory_bounds import MAX_MEMORY, MemoryBounds
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.observe import usage
+from shmserve.settings import kinds
+
+Read = Callable[[str], CounterReading | None]
+
+
+class MemoryWatch:
+    """Executors with a bound. `read`: returns an executor's counters, the identical object as long
+    as no counter changes."""
+
+    def __init__(self, reconciler: Reconciler, read: Read) -> None:
+        self._reconciler = reconciler
+        self._read = read
+        self._bounds = MemoryBounds(usage.mapped_memory, usage.proportional_memory)
+        self._readings: dict[str, CounterReading | None] = {}
+
+    def looked(self, process: str, loaded: bool = False) -> str:
+        """Look at an executor. Return why it must end, or "" if it may go on. `loaded`: the model
+        has just been loaded, so measure the executor in any case."""
+        linked = self._reconciler.processes[process]
+        record = self._reconciler.instances.get(linked.instance)
+        if record is None or record.state not in (State.LOADING, State.READY):
+            return ""
+        model = self._reconciler.models.home(record.name)[1].spec
+        text = model.parameters.get(MAX_MEMORY, "")
+        bound = text and kinds.size(text)
+        if not bound:
+            return ""
+        works = loaded or record.state is State.LOADING or self._works(process)
+        used = self._bounds.looked(process, linked.pid, bound, works)
+        if not used:
+            return ""
+        return f"the model used more than its {MAX_MEMORY} of {text}: {used / kinds.MIB:.0f} MiB"
+
+    def gone(self, process: str) -> None:
+        self._readings.pop(process, None)
+        self._bounds.gone(process)
+
+    def _works(self, process: str) -> bool:
+        """Return True if the executor has a request, or had one since the last look."""
+        reading, last = self._read(process), self._readings.get(process)
+        self._readings[process] = reading
+        return reading is None or reading is not last or reading.depth > 0
