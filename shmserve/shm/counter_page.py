@@ -6,6 +6,7 @@ that its owner truncates causes an error, not a SIGBUS.
 
 import logging
 import os
+import sys
 
 from shmserve.core.stats.counter_pages import Words
 from shmserve.errors import ArenaExhausted
@@ -43,6 +44,14 @@ class OwnCounterPage:
             self._segment.close()
             self._segment = None
             self.words = self._private().cast("Q")
+
+
+def read_word(fd: int, index: int) -> int:
+    """Return one word of a page as it is now; 0 if the page cannot be read."""
+    try:
+        return int.from_bytes(os.pread(fd, 8, index * 8), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def read(fd: int, nbytes: int) -> Words | None:

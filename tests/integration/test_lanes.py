@@ -91,6 +91,18 @@ def test_the_client_goes_over_a_lane_and_is_counted_once(server: Server, count: 
     assert after[0] - before[0] == 2
 
 
+def test_a_request_is_counted_when_its_answer_is_there(server: Server) -> None:
+    x = np.arange(3, dtype=np.float32)
+    with connect(server) as client:
+        client.infer("echo", {"IN": x})
+        before, _ = counts(server, "echo")
+        for number in range(1, 101):
+            assert client.infer("echo", {"IN": x}).transport == "lane"
+            stats = statistics(server, "echo")
+            assert stats["inference_stats"]["success"]["count"] == before + number
+            assert stats["execution_count"] == stats["inference_stats"]["success"]["count"]
+
+
 @pytest.mark.parametrize("outputs", [None, ["N"]])  # with windows and without
 def test_a_stream_goes_over_a_lane_and_is_counted_once(
     server: Server, outputs: list[str] | None

@@ -21,7 +21,13 @@ from msgspec.structs import replace
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
-from shmserve.core.stats.counter_pages import OLDEST_RUN_WORD, Gauges, Words, read_gauges
+from shmserve.core.stats.counter_pages import (
+    OLDEST_RUN_WORD,
+    UNCOUNTED_WORD,
+    Gauges,
+    Words,
+    read_gauges,
+)
 from shmserve.core.stats.custom_metrics import InstanceMetrics
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
@@ -191,6 +197,12 @@ class CounterTotals:
         """Return True if, as far as can be known, all pages have arrived."""
         return now >= self._settle_until
 
+    def uncounted(self) -> dict[str, int]:
+        """Return the answers that executors have sent and not counted yet: a number for each, by
+        page. Executors send an answer to a lane first, and count a moment later."""
+        words = {name: _uncounted(page) for name, page in self._pages.items()}
+        return {name: number for name, number in words.items() if number}
+
     def stored(
         self, supervisor: str, owners: Sequence[wire.PageOwner], fds: Sequence[int], more: bool
     ) -> None:
@@ -345,6 +357,11 @@ def _read(page: _Page) -> CounterReading | None:
     if page.reading is None or words.obj != page.data:
         page.data, page.reading = words.obj, _parse(page.owner, words)
     return page.reading
+
+
+def _uncounted(page: _Page) -> int:
+    head = {"lane": 0, "executor": COUNTERS}.get(page.owner.role)
+    return 0 if head is None else counter_page.read_word(page.fd, head + UNCOUNTED_WORD)
 
 
 def _parse(owner: wire.PageOwner, words: Words) -> CounterReading | None:

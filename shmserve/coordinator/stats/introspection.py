@@ -19,6 +19,11 @@ from shmserve.protocol.control.link_messages import Show, Shown, Stats
 from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.transport.channel import close_all
 
+# Longest wait of a report for executors to count the answers that they have sent, and the time
+# between two looks, in seconds. Counting takes some microseconds; an executor may have been killed
+# or stopped meanwhile.
+_COUNTING_S, _LOOK_S = 0.04, 0.001
+
 
 class Introspection:
     """Questions about the service. `monitoring`: None without a history."""
@@ -34,16 +39,21 @@ class Introspection:
         self._own = own
         self._questions = admin_tables.TableQueries(send)
         self._reports: list[tuple[str, int]] = []  # open requests for a report: (process, ticket)
+        self._tables: list[tuple[str, int]] = []  # open requests for the table of these numbers
+        self._uncounted: dict[str, int] = {}  # what they wait for, as `CounterTotals.uncounted`
+        self._count_until = 0.0
+        self._look_at = inf
 
     @property
     def urgent(self) -> bool:
         """True if a question waits for answers of other processes."""
-        return bool(len(self._questions) or self._reports)
+        return bool(len(self._questions) or self._reports or self._tables)
 
     @property
     def due(self) -> float:
-        """Monotonic time of the next sample for the history, in seconds."""
-        return self.monitoring.due if self.monitoring is not None else inf
+        """Monotonic time, in seconds, of the next sample for the history, or look at uncounted
+        answers."""
+        return min(self._look_at, self.monitoring.due if self.monitoring is not None else inf)
 
     def free_percent(self, snapshot: Snapshot | None) -> int:
         """Return the host's weight for a load balancer, in percent. `snapshot`: the published
@@ -110,8 +120,7 @@ class Introspection:
                 self.counters.arrived(owner, message, fds, supervisor)
                 return True
             case wire.AskReport(), ("http" | "grpc" | "exporter"):
-                self._reports.append((process, message.ticket))
-                self._report(now)
+                self._await_counts(self._reports, process, message.ticket, now)
             case wire.RequestFailed(), ("http" | "grpc" | "model"):
                 if self.monitoring is not None:
                     self.monitoring.told(message)
@@ -129,6 +138,9 @@ class Introspection:
             names = [p.name for p in self._reconciler.processes.values() if p.role != "cli"]
             self._questions.ask(asker, message.ticket, message.what, names, now)
             return
+        if message.what == "stats":
+            self._await_counts(self._tables, asker, message.ticket, now)
+            return
         rates = self.monitoring.rates if self.monitoring is not None else dict
         tables = {
             "processes": lambda: admin_tables.process_rows(self._reconciler, now, self._own),
@@ -138,7 +150,6 @@ class Introspection:
                 {page.owner.process: page.threads for page in self.counters.readings()},
             ),
             "regions": lambda: admin_tables.region_rows(self._sources.book),
-            "stats": lambda: admin_tables.stats_rows(self._sources.report()),
             "resources": lambda: admin_tables.resource_rows(self._sources.resources()),
             "gpus": lambda: admin_tables.gpu_rows(self._sources.gpus.latest()),
         }
@@ -148,8 +159,31 @@ class Introspection:
         for part in admin_tables.parts(message.ticket, tables[message.what]()):
             self._send(asker, part)
 
+    def _await_counts(
+        self, questions: list[tuple[str, int]], asker: str, ticket: int, now: float
+    ) -> None:
+        """Answer a question once the answers that executors have sent by now are counted: the
+        asker may have received one of them."""
+        if not (self._reports or self._tables):
+            self._count_until = now + _COUNTING_S
+        questions.append((asker, ticket))
+        self._uncounted |= self.counters.uncounted()
+        self._report(now)
+
     def _report(self, now: float) -> None:
         """Send the report to all waiting processes, once the counters have settled."""
+        if not (self._reports or self._tables):
+            return
+        latest = self.counters.uncounted() if self._uncounted else {}
+        self._uncounted = {k: v for k, v in self._uncounted.items() if latest.get(k) == v}
+        self._look_at = now + _LOOK_S if self._uncounted and now < self._count_until else inf
+        if self._look_at < inf:
+            return
+        self._uncounted = {}
+        for asker, ticket in self._tables:
+            for part in admin_tables.parts(ticket, admin_tables.stats_rows(self._sources.report())):
+                self._send(asker, part)
+        self._tables.clear()
         if not self._reports or not self.counters.settled(now):
             return
         data = msgspec.msgpack.encode(self._sources.report())

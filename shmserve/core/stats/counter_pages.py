@@ -7,10 +7,11 @@ reader needs a lock: a read returns each word as of some moment, and two words o
 moments a few microseconds apart. The values are used for statistics only (I7), except the start of
 a run, which delays the end of executors within a limit.
 
-A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last
-four belong to frontends: rows of ensembles' batch sizes in use, start of the oldest run of an
-ensemble under way (CLOCK_MONOTONIC, in nanoseconds; 0: none), number of rows for model versions,
-and rows of keys in use.
+A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last five
+are: a number for an answer that an executor has sent and not counted yet (0: none); then, of
+frontends, rows of ensembles' batch sizes in use, start of the oldest run of an ensemble under way
+(CLOCK_MONOTONIC, in nanoseconds; 0: none), number of rows for model versions, and rows of keys in
+use.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ MAGIC = 0x73686D636E740002  # "shmcnt", layout 2
 HEAD_WORDS = 16
 ROWS_WORD = 1
 _GAUGES = 2
+UNCOUNTED_WORD = HEAD_WORDS - 5
 BATCHES_WORD = HEAD_WORDS - 4
 OLDEST_RUN_WORD = HEAD_WORDS - 3
 MODELS_WORD = HEAD_WORDS - 2

@@ -290,6 +290,8 @@ class Loop:
                 if outcome.leases:
                     connection.frontend.hold(outcome.leases)
                 self._channels.send(connection, answer, outcome.segments)
+                if outcome.uncounted:
+                    self._statistics.ran_late(outcome.message, answer.timing)
 
     def is_cancelled(self, connection: FrontendConnection, number: int) -> bool:
         """Return True if the answer to a request is no longer wanted. With one thread, new

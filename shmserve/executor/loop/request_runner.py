@@ -62,12 +62,15 @@ class RequestRunner:
         """Run the one request of a batch."""
         ((connection, message),) = batch
         self._running = connection, message.request
+        inline_bytes = connection.frontend.inline_bytes
         try:
             if self._reads_on_device:
                 inputs = self._inputs_on_device(connection.frontend, message)
             else:
                 inputs = self._workspace.read(connection.frontend, message)
-            request = ExecutorRequest(self._workspace, message, inputs, self._is_unwanted)
+            request = ExecutorRequest(
+                self._workspace, message, inputs, self._is_unwanted, None, inline_bytes
+            )
         except Exception as ex:  # also OSError, when client memory is opened
             self._devices.settle()  # copies to the GPU may be under way
             outcome = RunOutcome(connection, message)
@@ -102,18 +105,15 @@ class RequestRunner:
             Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in),
             retained=retained,
         )
-        if not result.error_code:
-            statistics = self._statistics
-            statistics.counters.executed(
-                statistics.elements(message) if statistics.batching else 1,
-                time.time_ns() // 1_000_000,
-                timing.input,
-                timing.infer,
-                timing.output,
-                timing.queue,
-            )
         segments = [slot.segment for slot in outputs.slots]
-        return (RunOutcome(connection, message, answer, segments),)
+        outcome = RunOutcome(connection, message, answer, segments)
+        if not result.error_code:
+            if inline_bytes:
+                self._statistics.postpone(infer_ns)
+                outcome.uncounted = True
+            else:
+                self._statistics.ran(message, timing)
+        return (outcome,)
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer unchanged: a waiting request has not run."""

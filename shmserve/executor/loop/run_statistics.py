@@ -6,7 +6,7 @@ Only for the thread that has the channels.
 import time
 from collections.abc import Callable, Sequence
 
-from shmserve.core.stats.counter_pages import Gauges, Words, write_gauges
+from shmserve.core.stats.counter_pages import UNCOUNTED_WORD, Gauges, Words, write_gauges
 from shmserve.core.stats.executor_counters import ExecutorCounters
 from shmserve.errors import Code
 from shmserve.protocol.control.data_messages import Answer, Execute, Timing
@@ -50,6 +50,28 @@ class RunStatistics:
         self.counters = ExecutorCounters(words)
         self.batching = spec.max_batch_size > 0
         self._clock = clock
+
+    def ran(self, message: Execute, timing: Timing) -> None:
+        """Count one run of the model, which has answered one request."""
+        self.counters.executed(
+            self.elements(message) if self.batching else 1,
+            self._clock() // 1_000_000,
+            timing.input,
+            timing.infer,
+            timing.output,
+            timing.queue,
+        )
+
+    def postpone(self, number: int) -> None:
+        """Show that an answer is sent before its run is counted, which `ran_late` does. `number`
+        differs from that of the last such run. A process killed in between leaves this one run
+        uncounted."""
+        self._words[UNCOUNTED_WORD] = number
+
+    def ran_late(self, message: Execute, timing: Timing) -> None:
+        """Count one run as `ran` does, after the answer was sent."""
+        self.ran(message, timing)
+        self._words[UNCOUNTED_WORD] = 0
 
     def ran_batch(self, runs: Sequence[tuple[Execute, Timing]]) -> None:
         """Count one run of the model, which has answered several requests. `runs`: message and

@@ -35,6 +35,7 @@ class RunOutcome(Struct, eq=False):
         leases: output slots to be leased to the frontend with the answer.
         violation: why the frontend broke the protocol, if it did; such a request gets no answer.
         rescheduled: True if the model wants to run the request again; there is no answer yet.
+        uncounted: True if the run is to be counted once the answer is sent.
         stream_failed: True if the request's stream has ended with an error, or was never opened.
     """
 
@@ -46,6 +47,7 @@ class RunOutcome(Struct, eq=False):
     violation: str = ""
     rescheduled: bool = False
     stream_failed: bool = False
+    uncounted: bool = False
 
     @property
     def has_failed(self) -> bool:

@@ -24,7 +24,9 @@ class FrontendProcess:
     """A frontend process, which may have many connections. `held`: this executor's output slots
     that the frontend has not released: number of leases by (slot, generation). `freed`: the
     frontend's input slots that a model kept and has released since. Finalizers append to this
-    list."""
+    list. `inline_bytes`: outputs of fewer bytes are sent in the answer itself."""
+
+    inline_bytes = 0
 
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name

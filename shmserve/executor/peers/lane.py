@@ -7,8 +7,8 @@ from msgspec import Struct, field
 from shmserve.core.caller import Caller
 from shmserve.errors import StaleDescriptor
 from shmserve.executor.peers.frontend_connections import FrontendConnection, FrontendProcess
-from shmserve.protocol.control.data_messages import Descriptor
-from shmserve.protocol.control.lane_messages import READ_AHEAD
+from shmserve.protocol.control.data_messages import Descriptor, WireTensor
+from shmserve.protocol.control.lane_messages import INLINE_BYTES, READ_AHEAD
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
 
@@ -51,6 +51,13 @@ class LaneCall(Struct, gc=False):
         return True
 
 
+class InlineOutput(WireTensor, frozen=True, kw_only=True):
+    """An output whose bytes go into the lane's answer, straight from the model's array: the output
+    takes no slot. Such an output never leaves the process."""
+
+    data: bytes
+
+
 class InlineTensors(PeerSegments):
     """Tensors that came in the messages of a lane, which has no segments.
 
@@ -80,6 +87,8 @@ class _Nowhere(list[tuple[int, int]]):
 
 class LaneOwner(FrontendProcess):
     """The program at the end of a lane, in the place of a frontend process."""
+
+    inline_bytes = INLINE_BYTES
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
+from shmserve.core.stats.counter_pages import UNCOUNTED_WORD
 from shmserve.core.stats.request_counters import (
     Reason,
     RequestCounters,
@@ -55,18 +56,38 @@ class LaneCounting:
                 os.close(fd)
         self._announced = True
 
-    def answered(self, call: LaneCall, answer: LaneAnswer) -> None:
-        """Add an answer to the counts of the request. The final answer counts the request."""
-        receipt = answer.receipt
-        copied = call.copied = (
-            call.copied[0] + receipt.copied_in,
-            call.copied[1] + receipt.copied_batch,
-            call.copied[2] + receipt.copied_out,
-            call.copied[3] + receipt.copied_device,
+    def sending(self, call: LaneCall) -> None:
+        """Show that the last answer to a request is sent before the request is counted, which
+        `answered` does. A process killed in between leaves this one request uncounted."""
+        if self._page is not None:
+            self._page.words[UNCOUNTED_WORD] = call.began_ns
+
+    def add(self, call: LaneCall, answer: LaneAnswer) -> None:
+        """Add the bytes that an answer of a stream has copied to those of the request."""
+        before, receipt = call.copied, answer.receipt
+        call.copied = (
+            before[0] + receipt.copied_in,
+            before[1] + receipt.copied_batch,
+            before[2] + receipt.copied_out,
+            before[3] + receipt.copied_device,
         )
-        if answer.final:
-            reason = reason_of_answer(answer.code) if answer.code else None
-            self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
+
+    def answered(self, call: LaneCall, answer: LaneAnswer, now_ns: int) -> None:
+        """Count a request whose last answer was sent at `now_ns`."""
+        receipt = answer.receipt
+        copied: tuple[int, ...] = (
+            receipt.copied_in,
+            receipt.copied_batch,
+            receipt.copied_out,
+            receipt.copied_device,
+        )
+        if call.credit:
+            self.add(call, answer)
+            copied = call.copied
+        reason = reason_of_answer(answer.code) if answer.code else None
+        self._ended(reason, now_ns - call.began_ns, copied)
+        if self._page is not None:
+            self._page.words[UNCOUNTED_WORD] = 0
 
     def refused(self, error: ShmserveError) -> None:
         """Count a refused request."""

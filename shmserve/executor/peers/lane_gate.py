@@ -5,7 +5,6 @@ lane's answer, which contains the bytes of small outputs.
 """
 
 from collections.abc import Callable, Hashable
-from functools import partial
 
 from shmserve.config import Settings
 from shmserve.core.caller import Caller, caller_number
@@ -13,7 +12,8 @@ from shmserve.core.regions import region_book
 from shmserve.core.registry import Snapshot
 from shmserve.core.scheduling.sequence_names import named_sequence, sequence_owner
 from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
-from shmserve.executor.peers.lane import LaneCall
+from shmserve.executor.peers.lane import InlineOutput, LaneCall
+from shmserve.executor.peers.lane_plans import IN_MESSAGE, LanePlan, LanePlans
 from shmserve.protocol import bounds
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import (
@@ -33,7 +33,12 @@ from shmserve.protocol.oip.request import (
     check_parameters,
     refuse_duplicates,
 )
-from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
+from shmserve.protocol.oip.validation import (
+    Find,
+    check_inputs,
+    check_outputs,
+    refuse_decoupled,
+)
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import MAX_MESSAGE
@@ -57,12 +62,12 @@ class LaneGate:
     ) -> None:
         self.spec = spec
         self._settings = settings
-        self._snapshot = snapshot
         self._server_uid = server_uid
         self._signature = make_signature(spec)
         self._timeout_ns = int(settings.request_timeout_s * 1e9)
         self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
         self._fitting: dict[Form, tuple[int, ...]] = {}  # results of `_check`, by form
+        self._plans = LanePlans(snapshot)
 
     def admit(
         self, caller: Caller, message: wire.LaneRequest, now_ns: int
@@ -71,23 +76,18 @@ class LaneGate:
         InvalidArgument or NotFound if the request does not fit the model, or names a region that is
         not the caller's. Raise Unimplemented if a decoupled model is asked for a single answer."""
         credit = self._credit(message) if self.spec.decoupled else 0
-        form = _form(message)
-        counts = None if message.parameters else self._fitting.get(form)
-        if counts is None:
-            counts = self._check(caller, message)
-            if not message.parameters:
-                self._remember(form, counts)
-        inputs, inline = self._place(caller, message, counts)
-        places = [
-            OutputPlace(output.name, self._find(caller, self.spec, output.at))
-            for output in message.outputs
-            if output.at is not None
-        ]
-        if message.timeout_ns < 0:
-            raise InvalidArgument(f"timeout_ns: {message.timeout_ns} is negative")
-        answer_ns = min(message.timeout_ns or self._timeout_ns, self._timeout_ns)
-        deadline_ns = now_ns + answer_ns
-        sequence = None
+        plan, sequence = self._plans.find(caller.uid, message), None
+        if plan is None:
+            plan = self._plan(caller, message)
+        inputs, inline, inline_bytes = self._with_bytes(plan, message)
+        timeout_ns, answer_ns = message.timeout_ns, self._timeout_ns
+        if timeout_ns:
+            if timeout_ns < 0:
+                raise InvalidArgument(f"timeout_ns: {timeout_ns} is negative")
+            answer_ns = min(timeout_ns, answer_ns)
+        deadline_ns = ends_ns = now_ns + answer_ns
+        if credit:
+            ends_ns = now_ns + min(timeout_ns or _NEVER_NS, self._stream_ns)
         if message.parameters:
             owner = sequence_owner(caller, self._settings.shared_sequences)
             sequence = named_sequence(message.parameters, owner)
@@ -95,19 +95,55 @@ class LaneGate:
             message.number,
             message.id,
             inputs,
-            tuple([output.name for output in message.outputs]),
+            plan.outputs,
             message.parameters,
             now_ns,
             deadline_ns,
-            places=tuple(places),
+            places=plan.places,
             credit=credit,
-            caller_number=caller_number("user", str(caller.uid)),
+            caller_number=plan.caller_number,
             sequence=sequence,
         )
-        ends_ns = now_ns + min(message.timeout_ns or _NEVER_NS, self._stream_ns)
-        inline_bytes = sum(map(len, inline))
         call = LaneCall(inline, now_ns, deadline_ns, inline_bytes, credit, answer_ns, ends_ns)
         return execute, call
+
+    def _plan(self, caller: Caller, message: wire.LaneRequest) -> LanePlan:
+        """Check all but the bytes of a request, and return its plan; raises as `admit`. The plan is
+        kept, unless the request has parameters: these are checked each time."""
+        regions = self._plans.regions if _has_windows(message) else {}
+
+        def find(spec: ModelSpec, window: RegionWindow | wire.LaneWindow) -> RegionRef:
+            if spec.parameters.get("client_shm_mode") == "off":
+                raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
+            where = (window.region, window.offset, window.nbytes)
+            region = region_book.find(regions, caller, *where, self._settings, self._server_uid)
+            return RegionRef(region.number, window.offset, window.nbytes)
+
+        form = _form(message)
+        counts = None if message.parameters else self._fitting.get(form)
+        if counts is None:
+            counts = self._check(message, find)
+            if not message.parameters:
+                self._remember(form, counts)
+        inputs = []
+        for tensor in message.inputs:
+            window = tensor.at if isinstance(tensor.at, wire.LaneWindow) else None
+            at = IN_MESSAGE if window is None else find(self.spec, window)
+            inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
+        outputs = message.outputs
+        plan = LanePlan(
+            tuple(inputs),
+            counts,
+            any(isinstance(tensor.at, bytes) for tensor in message.inputs),
+            tuple([output.name for output in outputs]),
+            tuple(
+                [OutputPlace(o.name, find(self.spec, o.at)) for o in outputs if o.at is not None]
+            ),
+            caller_number("user", str(caller.uid)),
+        )
+        if not message.parameters:
+            self._plans.keep(caller.uid, message, plan)
+        return plan
 
     def _credit(self, message: wire.LaneRequest) -> int:
         """Return the number of answers of a stream that may be under way; raises as `admit`."""
@@ -120,11 +156,10 @@ class LaneGate:
             raise InvalidArgument(f"credit: {message.credit} is not from 1 to {limit}{reason}")
         return message.credit
 
-    def _check(self, caller: Caller, message: wire.LaneRequest) -> tuple[int, ...]:
+    def _check(self, message: wire.LaneRequest, find: Find) -> tuple[int, ...]:
         """Check all but the bytes of a request; raises as `admit`. Return the number of elements
         of each BYTES input, and -1 for other inputs."""
         request = self._request(message)
-        find = partial(self._find, caller)
         checked = check_inputs(self._signature, request, self._settings, find)
         check_outputs(self._signature, request, find)
         return tuple([-1 if i.signature.datatype.itemsize else i.count for i in checked])
@@ -156,36 +191,28 @@ class LaneGate:
             message.parameters,
         )
 
-    def _find(
-        self, caller: Caller, spec: ModelSpec, window: RegionWindow | wire.LaneWindow
-    ) -> RegionRef:
-        if spec.parameters.get("client_shm_mode") == "off":
-            raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
-        regions = self._snapshot().regions
-        where = (window.region, window.offset, window.nbytes)
-        region = region_book.find(regions, caller, *where, self._settings, self._server_uid)
-        return RegionRef(region.number, window.offset, window.nbytes)
-
-    def _place(
-        self, caller: Caller, message: wire.LaneRequest, counts: tuple[int, ...]
-    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
-        """Return the place of each input, and the bytes of inputs that came in the message.
-        `counts` is the result of `_check`."""
+    def _with_bytes(
+        self, plan: LanePlan, message: wire.LaneRequest
+    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...], int]:
+        """Return the inputs, the bytes of inputs that came in the message, and the number of these
+        bytes. Raise InvalidArgument if BYTES elements are not what they should be."""
+        if not plan.in_message:
+            return plan.inputs, (), 0
         inputs: list[WireTensor] = []
         inline: list[bytes] = []
-        for tensor, count in zip(message.inputs, counts, strict=True):
+        total = 0
+        for tensor, planned, count in zip(message.inputs, plan.inputs, plan.counts, strict=True):
             data = tensor.at
-            at: Descriptor | RegionRef
             if isinstance(data, bytes):
                 if count >= 0:
                     bytes_codec.check(memoryview(data), count, tensor.name, self.spec.name)
-                at = Descriptor(0, len(inline), message.number, 0, len(data))
+                nbytes = len(data)
+                at = Descriptor(0, len(inline), message.number, 0, nbytes)
+                planned = WireTensor(tensor.name, tensor.datatype, tensor.shape, at)
                 inline.append(data)
-            else:
-                assert data is not None
-                at = self._find(caller, self.spec, data)
-            inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
-        return tuple(inputs), tuple(inline)
+                total += nbytes
+            inputs.append(planned)
+        return tuple(inputs), tuple(inline), total
 
 
 def answered(answer: Answer, call: LaneCall, read: Read) -> wire.LaneAnswer:
@@ -198,7 +225,11 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> wire.LaneAnswer:
     outputs: list[wire.LaneTensor] = []
     total = 0
     for tensor in answer.outputs:
-        data = None if isinstance(tensor.at, RegionRef) else _bytes(tensor, tensor.at, call, read)
+        data: bytes | memoryview | None = None
+        if isinstance(tensor, InlineOutput):
+            data = tensor.data
+        elif not isinstance(tensor.at, RegionRef):
+            data = _bytes(tensor, tensor.at, call, read)
         if data is not None:
             total += len(data)
             if len(data) >= wire.INLINE_BYTES or total > wire.INLINE_TOTAL:
@@ -261,6 +292,11 @@ def _form(message: wire.LaneRequest) -> Form:
     """Return everything but the parameters that decides whether a request fits the model."""
     inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in message.inputs]
     return tuple(inputs), tuple([(output.name, output.at is None) for output in message.outputs])
+
+
+def _has_windows(message: wire.LaneRequest) -> bool:
+    places = [tensor.at for tensor in message.inputs] + [output.at for output in message.outputs]
+    return any(isinstance(at, wire.LaneWindow) for at in places)
 
 
 def _nbytes(at: wire.LaneWindow | bytes | None) -> int:

@@ -171,7 +171,7 @@ class LanePeers:
             if self._waiting.get(caller.uid, 0) >= self._limit:
                 settings = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
                 raise QueueFull(f"{self._limit} requests of this user wait already ({settings})")
-            if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
+            if decoupled and lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
                     f"credit: {message.credit} and that of this lane's other streams are more than"
                     f" {wire.READ_AHEAD}"
@@ -184,23 +184,28 @@ class LanePeers:
         self._count(lane, 1)
         return execute, None
 
-    def answered(self, lane: Lane, answer: Answer) -> bytes | None:
-        """Convert an answer for the lane, and release the output slots. The final answer ends the
-        request. Return None if the request was abandoned."""
-        number, waiting = answer.request, lane.waiting
-        call = waiting.pop(number, None) if answer.final else waiting.get(number)
+    def answer(self, lane: Lane, answer: Answer, send: Callable[[Lane, bytes], None]) -> bool:
+        """Convert and send an answer. Then count the request, if the answer is final, and release
+        the output slots. Return False if the request was abandoned."""
+        number, waiting, is_final = answer.request, lane.waiting, answer.final
+        call = waiting.pop(number, None) if is_final else waiting.get(number)
         try:
             if call is None:
-                return None
+                return False
             reply = lane_gate.answered(answer, call, self._memory.read)
-            self._counting.answered(call, reply)
-            if answer.final:
+            data, now_ns = lane_gate.encoded(reply), time.monotonic_ns()
+            if is_final:
+                self._counting.sending(call)
+                send(lane, data)
+                self._counting.answered(call, reply, now_ns)
                 self._count(lane, -1)
             else:
-                call.moved(time.monotonic_ns())
-            return lane_gate.encoded(reply)
+                self._counting.add(call, reply)
+                call.moved(now_ns)
+                send(lane, data)
+            return True
         finally:
-            if answer.final:
+            if is_final:
                 lane.owner.inline.calls.pop(number, None)
             if answer.outputs:
                 lane.owner.give_back(leases(answer.outputs), self._memory)

@@ -88,10 +88,8 @@ class LaneTraffic:
 
     def answer(self, lane: Lane, answer: Answer) -> None:
         """Send an answer, unless the request was abandoned."""
-        data = self._peers.answered(lane, answer)
-        if data is None:
+        if not self._peers.answer(lane, answer, self._send):
             return
-        self._send(lane, data)
         if lane.refusing:
             self._end_refused(lane)
         elif lane.leaving and not lane.closed:

@@ -18,17 +18,25 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response, Responses
 from shmserve.executor.devices import is_on_device
 from shmserve.executor.peers.frontend_connections import FrontendProcess
+from shmserve.executor.peers.lane import InlineOutput
 from shmserve.executor.tensors.cuda_region import CudaInput
 from shmserve.executor.tensors.device_rows import DeviceRows
 from shmserve.executor.tensors.inputs import Array, Input, from_bytes
 from shmserve.executor.tensors.workspace import Offer, Places, Workspace
-from shmserve.protocol.control.data_messages import Descriptor, Execute, Parameter, WireTensor
+from shmserve.protocol.control.data_messages import (
+    Descriptor,
+    Execute,
+    Parameter,
+    RegionRef,
+    WireTensor,
+)
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
 Watch = Callable[[], bool]  # returns True if the request has been cancelled
 
 _NOWHERE: Places = {}
+_IN_ANSWER = RegionRef(0, 0, 0)
 _LOOK_AT = 4096  # bytes; for smaller arrays, a copy is cheaper than finding out where they lie
 
 
@@ -36,8 +44,8 @@ class ExecutorRequest:
     """A request that the executor runs; implements `backend.Request`."""
 
     __slots__ = (
-        "_counted", "_watch", "callers", "deadline_ns", "id", "inputs", "offers", "parameters",
-        "places", "requested", "rescheduled", "responses", "sequence", "traceparent",
+        "_counted", "_watch", "callers", "deadline_ns", "id", "inline_bytes", "inputs", "offers",
+        "parameters", "places", "requested", "rescheduled", "responses", "sequence", "traceparent",
         "workspace",
     )  # fmt: skip
 
@@ -48,8 +56,10 @@ class ExecutorRequest:
         inputs: Mapping[str, Input | CudaInput | DeviceRows],
         watch: Watch,
         responses: Responses | None = None,
+        inline_bytes: int = 0,
     ) -> None:
-        """Raises ShmserveError if client memory cannot be used."""
+        """Raises ShmserveError if client memory cannot be used. `inline_bytes`: outputs of fewer
+        bytes are sent in the answer itself."""
         self.id = message.id
         self.parameters: dict[str, Parameter] = message.parameters
         self.deadline_ns = message.deadline_ns
@@ -63,6 +73,7 @@ class ExecutorRequest:
         self.places = workspace.places(message) if message.places else _NOWHERE
         self.offers: dict[str, Offer] = {}
         self.workspace = workspace
+        self.inline_bytes = inline_bytes
         self._watch = watch
         self._counted = (0, 0)
 
@@ -81,15 +92,17 @@ class ExecutorRequest:
         self.rescheduled = False
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        """Return a writable array in the output slot of `name`. A second call replaces the offer.
-        In a stream, the array is never in the client's memory, where an earlier answer may
-        still be read."""
+        """Return a writable array in the output slot of `name`, or in private memory for an output
+        that is sent in the answer itself. A second call replaces the offer. In a stream, the array
+        is never in the client's memory, where an earlier answer may still be read."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
         nbytes = prod(shape) * kind.itemsize
         if name in self.places and self.responses is None:
             return self.places[name].offer(shape, kind.numpy, nbytes)
+        if nbytes < self.inline_bytes:
+            return np.empty(shape, kind.numpy)
         memory = self.workspace.memory
         earlier = self.offers.pop(name, None)
         if earlier is not None:
@@ -177,6 +190,7 @@ class Outputs(Struct, eq=False):
         for name in places:
             if name in by_name:
                 sizes[name] = places[name].size_of(by_name[name])
+        inline_bytes = request.inline_bytes
         for name in request.requested:
             if name not in by_name:
                 continue
@@ -189,6 +203,8 @@ class Outputs(Struct, eq=False):
                 self._encode(output)
             elif type(output.array) is not np.ndarray and is_on_device(output.array):
                 self._take_out(output)
+            elif type(output.array) is np.ndarray and output.array.nbytes < inline_bytes:
+                self._inline(output, output.array.tobytes())
             elif not (name in request.offers and self._is_in_offer(output)):
                 self._copy(output)
 
@@ -214,6 +230,11 @@ class Outputs(Struct, eq=False):
             unfinished = True
         if unfinished:
             devices.open().synchronize()
+
+    def _inline(self, output: Output, data: bytes) -> None:
+        """Have the answer contain the bytes of an output. The lane counts them as copied."""
+        name, datatype, shape = output.name, output.datatype, output.array.shape
+        self.tensors.append(InlineOutput(name, datatype, shape, _IN_ANSWER, data=data))
 
     def _add(self, output: Output, slot: Slot, offset: int, nbytes: int) -> None:
         at = Descriptor(slot.segment, slot.number, slot.generation, slot.offset + offset, nbytes)
@@ -253,6 +274,9 @@ class Outputs(Struct, eq=False):
 
     def _encode(self, output: Output) -> None:
         elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+        if bytes_codec.encoded_size(elements) < self._request.inline_bytes:
+            self._inline(output, bytes_codec.encode(elements))
+            return
         slot = self._reserve(bytes_codec.encoded_size(elements))
         bytes_codec.write(elements, slot.view)
         self.copied += slot.nbytes

@@ -15,6 +15,7 @@ from shmserve.coordinator.stats.counter_totals import CounterTotals
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.stats.counter_pages import UNCOUNTED_WORD
 from shmserve.core.stats.custom_metrics import Family, MetricKind, Series
 from shmserve.core.stats.executor_counters import ExecutorCounters
 from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
@@ -59,6 +60,11 @@ class Page:
             self.requests.ended("m", "1", None, 1000)
         for _ in range(failed):
             self.requests.ended("m", "1", Reason.MODEL, 1000)
+        self.write()
+
+    def sending(self, number: int) -> None:
+        head = COUNTERS if self.owner.role == "executor" else 0
+        self.words[head + UNCOUNTED_WORD] = number
         self.write()
 
     def write(self) -> None:
@@ -335,3 +341,20 @@ def test_reading_is_not_stopped_by_a_file_that_cannot_be_written(world: World) -
     world.end(page)
     world.tick()
     assert world.answered() == 3
+
+
+def test_answers_that_executors_have_not_counted_yet_are_seen(world: World) -> None:
+    executor, frontend = world.page("executor"), world.page("http")
+    lanes = Page("lane", 7)
+    world.pages.append(lanes)
+    lanes.owner = PageOwner(executor.owner.process, "executor", executor.owner.pid)
+    lanes.tell(world.counters)
+    lanes.owner = PageOwner("", "lane", 0)
+    for page, number in ((executor, 3), (lanes, 4), (frontend, 5)):
+        page.sending(number)
+    name = executor.owner.process
+    assert world.counters.uncounted() == {name: 3, f"{name}-lanes": 4}
+    executor.sending(0)
+    assert world.counters.uncounted() == {f"{name}-lanes": 4}
+    os.ftruncate(lanes.fd, 0)
+    assert world.counters.uncounted() == {}

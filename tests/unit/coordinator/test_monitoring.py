@@ -16,7 +16,8 @@ from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import Reason, RequestCounts
 from shmserve.protocol.control.history_messages import AskHistory
-from shmserve.protocol.control.stats_messages import PageOwner, RequestFailed
+from shmserve.protocol.control.link_messages import Show
+from shmserve.protocol.control.stats_messages import AskReport, PageOwner, Report, RequestFailed
 
 
 def test_processor_time_is_that_of_all_processes() -> None:
@@ -45,6 +46,47 @@ def test_the_end_of_an_exporter_is_told_once() -> None:
     introspection.gone("x", 1.0)
     (entry,) = service.monitoring.incidents.list()
     assert (entry.what, entry.text, entry.count) == ("exporter", "process ended", 1)
+
+
+def test_a_report_waits_a_moment_for_what_executors_are_about_to_count() -> None:
+    service, sent = Service(), []
+    sources = service.monitoring._sources
+    words: dict[str, int] = {}
+    sources.counters.settled = lambda now: True  # type: ignore[method-assign]
+    sources.counters.uncounted = lambda: {k: v for k, v in words.items() if v}  # type: ignore[method-assign]
+    sources.counters.tick = lambda *_: []  # type: ignore[method-assign]
+    sources.reconciler.models.has = lambda *_: True  # type: ignore[method-assign]
+    sources.report = lambda: Report((), (), {}, {}, 0, 0, (), 0)  # type: ignore[method-assign]
+    introspection = Introspection(
+        sources, None, lambda asker, message, *_: sent.append(asker), OwnProcess("c", 3, 0.0)
+    )
+
+    def ask(asker: str, now: float) -> None:
+        message, role = (Show(1, "stats"), "cli") if asker == "cli" else (AskReport(1), "http")
+        introspection.handle(asker, role, message, [], "", now)
+
+    def sent_at(now: float) -> list[str]:
+        introspection.tick("", now)
+        told = sent[:]
+        sent.clear()
+        return told
+
+    ask("h", 1.0)
+    assert sent_at(1.0) == ["h"], "every answer is counted"
+    words |= {"a": 7, "b": 3}
+    ask("h", 2.0)
+    ask("cli", 2.0)
+    assert sent_at(2.0) == []
+    assert introspection.urgent
+    assert introspection.due == 2.001
+    words["a"] = 8
+    assert sent_at(2.001) == [], "the answer of b may be the asker's"
+    words["b"] = 0
+    assert sorted(sent_at(2.002)) == ["cli", "h"]
+    assert not introspection.urgent
+    ask("h", 3.0)
+    assert sent_at(3.03) == []
+    assert sent_at(3.05) == ["h"], "it was killed, or stopped"
 
 
 def test_failed_requests_and_ended_frontends_are_incidents() -> None:

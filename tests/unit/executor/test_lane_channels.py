@@ -164,7 +164,8 @@ def test_requests_like_an_earlier_one_are_looked_at_all_the_same() -> None:
     spec = replace(SPEC, inputs=(*SPEC.inputs, texts))
     mine = Region("mine", 5, "", 0, 4096, uid=1, sealed=True)
     snapshot = Snapshot("cafe0123", 1, regions={"1/mine": mine})
-    gate = LaneGate(spec, Settings(), lambda: snapshot, server_uid=0)
+    published = [snapshot]
+    gate = LaneGate(spec, Settings(), lambda: published[-1], server_uid=0)
     place = (LaneOutput("OUT", LaneWindow("mine", 0, 4)),)
 
     def ask(at: object = b"\1\0\0\0a", uid: int = 1, timeout_ns: int = 0, name: str = "OUT") -> Any:
@@ -190,7 +191,7 @@ def test_requests_like_an_earlier_one_are_looked_at_all_the_same() -> None:
             ask(name="NONE")
         with pytest.raises(InvalidArgument, match="timeout_ns: -1"):
             ask(timeout_ns=-1)
-    snapshot.regions.clear()
+    published.append(Snapshot("cafe0123", 2))
     with pytest.raises(NotFound, match="'mine'"):
         ask()
 

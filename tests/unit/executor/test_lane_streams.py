@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.registry import Region, Snapshot
 from shmserve.core.stats import request_counters
+from shmserve.core.stats.counter_pages import UNCOUNTED_WORD
 from shmserve.core.stats.request_counters import Reason, RequestCounts
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.executor.backend import Output, Request, Response
@@ -92,6 +93,7 @@ def silent(lane: RawLane) -> bool:
 
 def counts(rig: Rig) -> RequestCounts:
     words = rig.executors[0].lanes._counting._page.words
+    wait_until(lambda: not words[UNCOUNTED_WORD], "an answer is not counted")
     return request_counters.read(words).get(("m", "1"), RequestCounts())
 
 

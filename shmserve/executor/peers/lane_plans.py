@@ -1,0 +1,93 @@
+"""Lane plans: what the gate has found out about a request, kept for later requests like it.
+
+A plan belongs to one user, and to requests that agree in all but number, id, time limit and the
+bytes of their tensors: names, datatypes, shapes, sizes, windows and requested outputs. Nothing that
+depends on the bytes is kept, and requests with parameters have no plans. A plan with windows holds
+for one snapshot of the registry, so a region that has changed or is gone is noticed at once.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+
+from msgspec import Struct
+
+from shmserve.core.registry import Region, Snapshot
+from shmserve.protocol.control.data_messages import (
+    Descriptor,
+    OutputPlace,
+    RegionRef,
+    WireTensor,
+)
+from shmserve.protocol.control.lane_messages import LaneRequest
+
+_MAX_PLANS = 256
+IN_MESSAGE = Descriptor(0, 0, 0, 0, 0)  # place of an input whose bytes come with each request
+
+
+class LanePlan(Struct, frozen=True):
+    """Prepared parts of a request.
+
+    Attributes:
+        inputs: the inputs; those in the message have no place yet.
+        counts: number of elements of each BYTES input, and -1 for other inputs.
+        in_message: True if bytes of inputs come in the message.
+        outputs: names of the requested outputs; empty: all.
+        places: windows of outputs.
+    """
+
+    inputs: tuple[WireTensor, ...]
+    counts: tuple[int, ...]
+    in_message: bool
+    outputs: tuple[str, ...]
+    places: tuple[OutputPlace, ...]
+    caller_number: int
+
+    @property
+    def has_windows(self) -> bool:
+        """Return True if the plan names regions."""
+        return bool(self.places) or any(isinstance(i.at, RegionRef) for i in self.inputs)
+
+
+class LanePlans:
+    """Plans of one model's requests, for one thread. `snapshot`: returns the current registry."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+        self._plain: dict[Hashable, LanePlan] = {}
+        self._windowed: dict[Hashable, LanePlan] = {}  # as of `_latest`
+        self._latest: Snapshot | None = None
+
+    def find(self, uid: int, message: LaneRequest) -> LanePlan | None:
+        """Return the plan for a user's request, or None if the request is to be checked."""
+        if message.parameters:
+            return None
+        key = _key(uid, message)
+        plan = self._plain.get(key)
+        if plan is None and self._windowed:
+            plan = self._windowed.get(key)
+            if plan is not None and self._snapshot() is not self._latest:
+                return None
+        return plan
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        """Return the current regions. Plans that were made with earlier regions are dropped."""
+        snapshot = self._snapshot()
+        if snapshot is not self._latest:
+            self._windowed.clear()
+            self._latest = snapshot
+        return snapshot.regions
+
+    def keep(self, uid: int, message: LaneRequest, plan: LanePlan) -> None:
+        """Keep a plan. A plan with windows was made with the last result of `regions`."""
+        plans = self._windowed if plan.has_windows else self._plain
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        plans[_key(uid, message)] = plan
+
+
+def _key(uid: int, message: LaneRequest) -> Hashable:
+    inputs = [
+        (t.name, t.datatype, t.shape, len(at) if type(at := t.at) is bytes else at)
+        for t in message.inputs
+    ]
+    return uid, tuple(inputs), message.outputs
