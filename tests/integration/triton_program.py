@@ -51,6 +51,31 @@ class Stream:
         assert error is None, error
         return result
 
+    def problem(self) -> str:
+        """Return the text of the next result, which must be an error."""
+        result, error = self._answers.get(timeout=60)
+        assert result is None
+        return str(error)
+
+
+# ------------------------------------------------------------------------------------ streams
+
+
+def side_by_side(address: str) -> None:
+    """Requests that only end together, and an error in the middle: answers come in order."""
+    with grpc.InferenceServerClient(address) as client:
+        stream = Stream(client)
+        for number in (100, 101, -1, 102, 103):
+            asked = given(grpc, IN=np.full((1, 1), max(0, number), np.int32))
+            stream.send("meet" if number > 0 else "nosuch", asked, request_id=str(number))
+        for number in (100, 101):
+            assert stream.next().get_response().id == str(number)
+        problem = stream.problem()
+        assert "nosuch" in problem, problem
+        for number in (102, 103):
+            assert stream.next().get_response().id == str(number)
+        client.stop_stream()
+
 
 # -------------------------------------------------------------------------------- ensembles
 

@@ -131,16 +131,23 @@ class AwaitedRequests(Iterator[Any]):
         finally:
             self._limit_s = kept
 
+    def on_message(self, callback: Callable[[], object] | None) -> bool:
+        """Have the loop call `callback` as `RpcContext.on_message` does."""
+        return self._call.on_message(callback)
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Work on earlier requests, perhaps while the stream waits for the next request."""
-        self._working += 1
-        self._look()
+        self.work(1)
         try:
             yield
         finally:
-            self._working -= 1
-            self._look()
+            self.work(-1)
+
+    def work(self, by: int) -> None:
+        """Add `by` to the number of earlier requests under way."""
+        self._working += by
+        self._look()
 
     def _look(self) -> None:
         if self._waits and not self._working:

@@ -53,6 +53,11 @@ class RpcContext(Protocol):
         """Stop cancelling this inference at the call's end."""
         ...
 
+    def on_message(self, callback: Callable[[], object] | None, /) -> bool:
+        """Have the loop call `callback` when the next message of a stream arrives; None: call
+        nothing. Return False, without effect, if a message waits already."""
+        ...
+
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...], /) -> None:
         """Set the metadata that go with the status."""
         ...

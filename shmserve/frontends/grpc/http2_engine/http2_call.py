@@ -90,9 +90,9 @@ class Http2Call:
 
     __slots__ = (
         "_callbacks", "_changes", "_copied", "_deadline", "_head_sent", "_inferences", "_messages",
-        "_sent_all", "_settings", "_tensors", "_untaken", "active", "admitted", "caller_number",
-        "ended_by_us", "head", "held", "owner", "place", "reader", "status", "stream_id",
-        "trailing", "waits", "withheld",
+        "_on_message", "_sent_all", "_settings", "_tensors", "_untaken", "active", "admitted",
+        "caller_number", "ended_by_us", "head", "held", "owner", "place", "reader", "status",
+        "stream_id", "trailing", "waits", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +128,7 @@ class Http2Call:
         self._callbacks: list[Callable[[], object]] = []
         self._inferences: set[InferenceCall] = set()
         self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by the rpc
+        self._on_message: Callable[[], object] | None = None
         self._sent_all = False  # by the client
         self._untaken = 0  # answers of a stream that the socket has not taken completely
         # of the three attributes above, or of `active`
@@ -237,6 +238,10 @@ class Http2Call:
                 self.owner.give_credit(self, count)
             yield self.read(message)
 
+    def on_message(self, callback: Callable[[], object] | None) -> bool:
+        self._on_message = None if self._messages else callback
+        return not self._messages
+
     def send(self, answer: Sequence[Buffer]) -> bool:
         """Send an answer of a stream, and wait until the socket has taken the answer. Return False
         if the call has ended, else True."""
@@ -297,6 +302,9 @@ class Http2Call:
         if not isinstance(message.data.obj, np.ndarray):
             message = GrpcMessage(message.compressed, memoryview(bytes(message.data)))
         self._messages.append(message)
+        callback, self._on_message = self._on_message, None
+        if callback is not None:
+            callback()
         self._wake()
 
     def put_end(self) -> None:

@@ -1,7 +1,8 @@
 """ModelStreamInfer: many requests and many answers on one call.
 
 Requests run side by side. A stream's reader is a greenlet, each running request waits for answers
-in its own greenlet, and the call's own greenlet sends.
+in its own greenlet, and the call's own greenlet sends. If no message waits, the reader runs a
+request itself, which saves a greenlet; a new reader begins when the next message comes.
 
 Ordinary models answer once, in the order of the requests. Until then an answer stays in slots,
 counted in the caller's share of the pool, and keeps the request's place (`stream_order`). An answer
@@ -59,6 +60,7 @@ class Session:
         self._working = 0  # greenlets that may still add to `_ready`
         self._over = False
         self._changes = Changes()  # of the four attributes above
+        self._reader = 0  # number of the greenlet that reads
 
     def run(self) -> Iterator[bytes]:
         """Yield the answers to all requests."""
@@ -70,10 +72,9 @@ class Session:
                     message = self._answer(item) if isinstance(item, SessionRequest) else item
                     if isinstance(message, Exception):
                         raise message
-                    with self._requests.working():
-                        yield message
+                    yield message
                 finally:
-                    self._streams.count(-1)
+                    self._count(-1)
         finally:
             self._end()
             self._drop_all()
@@ -109,7 +110,7 @@ class Session:
             return False
         self._ready.append(message)
         self._ahead += 1
-        self._streams.count(1)
+        self._count(1)
         self._changes.tell()
         return True
 
@@ -121,7 +122,7 @@ class Session:
 
     def _drop_all(self) -> None:
         """Give up all requests except running requests, which give up when they end."""
-        self._streams.count(-self._ahead)
+        self._count(-self._ahead)
         self._ready.clear()
         self._ahead = 0
         for request in list(self._order.places):
@@ -133,11 +134,16 @@ class Session:
             request.inference.failed(Cancelled("the call has ended"))
             request.inference.close()
         self._leave(request)
-        self._streams.count(-1)
+        self._count(-1)
 
     def _leave(self, request: SessionRequest) -> None:
         self._order.leave(request)
         self._streams.leave(request)
+
+    def _count(self, by: int) -> None:
+        """Add `by` to the number of requests under way and of unsent answers."""
+        self._streams.busy += by
+        self._requests.work(by)
 
     def _spawn(self, work: Callable[[], None]) -> None:
         self._working += 1
@@ -157,22 +163,38 @@ class Session:
     # --- in greenlets of their own
 
     def _read(self) -> None:
+        reader = self._reader
         for data in self._requests:
-            with self._streams.working():
-                request = self._streams.begin(data, self._context, self._strict)
-                del data
-                self._await_room(request)
-                self._streams.enter(request)
-                begins = self._order.enter(request)
-                if self._over:
-                    self._drop(request)
-                    return
-                if begins:
-                    self._begin(request)
+            request = self._enter(data)
+            if request is None:
+                continue
+            inference = request.inference if request.in_order else None
+            if inference is None or not self._requests.on_message(self._read_elsewhere):
+                self._begin(request)
+                continue
+            request.begun = True
+            self._run(request, inference)
+            if self._reader != reader:
+                return
+            self._requests.on_message(None)
 
-    def _await_room(self, request: SessionRequest) -> None:
+    def _read_elsewhere(self) -> None:
+        """Let another greenlet read while the reader runs a request."""
+        self._reader += 1
+        self._spawn(self._read)
+
+    def _enter(self, data: bytes | memoryview) -> SessionRequest | None:
+        """Return the request of a message, once the stream has room, if the request may begin."""
         streams, order = self._streams, self._order
+        self._count(1)
+        request = streams.begin(data, self._context, self._strict)
         streams.left.wait_while(lambda: not self._over and not streams.has_room(order, request))
+        streams.enter(request)
+        begins = order.enter(request)
+        if self._over:
+            self._drop(request)
+            return None
+        return request if begins else None
 
     def _begin(self, request: SessionRequest) -> None:
         request.begun = True
@@ -192,16 +214,15 @@ class Session:
 
     def _run(self, request: SessionRequest, inference: Running) -> None:
         """Run a request to an ordinary model."""
-        with self._requests.working():
-            try:
-                request.result = inference.run()
-            except BaseException as ex:
-                inference.failed(ex)
-                inference.close()
-                request.inference = None
-                if not isinstance(ex, Exception):
-                    raise
-                request.result = self._streams.failed(inference, ex, self._strict)
+        try:
+            request.result = inference.run()
+        except BaseException as ex:
+            inference.failed(ex)
+            inference.close()
+            request.inference = None
+            if not isinstance(ex, Exception):
+                raise
+            request.result = self._streams.failed(inference, ex, self._strict)
         self._finished(request)
 
     def _finished(self, request: SessionRequest) -> None:
@@ -221,13 +242,12 @@ class Session:
         """Run a request to a decoupled model."""
         sent = None if request.sequence is None else lambda: self._passed(request)
         try:
-            with self._requests.working():
-                for message in all_answers(inference, self._strict, sent):
-                    if not self._put(message):
-                        return
+            for message in all_answers(inference, self._strict, sent):
+                if not self._put(message):
+                    return
         except Exception as ex:
             self._put(self._streams.failed(inference, ex, self._strict))
         finally:
             self._passed(request)
             self._leave(request)
-            self._streams.count(-1)
+            self._count(-1)

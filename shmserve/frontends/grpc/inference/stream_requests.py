@@ -1,8 +1,6 @@
 """Requests of ModelStreamInfer: from messages to inferences or failures, and bounds of all streams
 together."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic_ns
 
 from msgspec import UNSET
@@ -123,21 +121,8 @@ class Streams:
     def enter(self, request: SessionRequest) -> None:
         """Count a request of a stream."""
         self._ordinary += request.in_order
-        self.busy += 1
 
     def leave(self, request: SessionRequest) -> None:
         """Stop counting a request of a stream."""
         self._ordinary -= request.in_order
         self.left.tell()
-
-    def count(self, by: int) -> None:
-        """Add `by` to the number of requests and answers in `busy`."""
-        self.busy += by
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        self.count(1)
-        try:
-            yield
-        finally:
-            self.count(-1)

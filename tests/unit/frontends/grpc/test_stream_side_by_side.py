@@ -53,6 +53,28 @@ def test_requests_meet_at_a_barrier(models: Models) -> None:
         assert [told(message) for message in call] == [(str(n), n, True) for n in range(8)]
 
 
+def test_requests_begin_whenever_they_come(models: Models) -> None:
+    """The reader runs a request itself only until the next message comes."""
+    with Rig(models.dispatcher) as rig:
+        sender = Sender()
+        call = rig.client.stream(sender)
+        for _ in range(2):
+            for index, message in enumerate(gated(*"abc"), start=1):
+                sender.send(message)
+                entered(models, "abc"[:index])
+            sender.send(ask("many", 1, "d"))
+            assert told(next(call)) == ("d", 0, False)
+            for id in "abc":
+                models.gate(id).set()
+            assert [told(next(call))[0] for _ in range(3)] == [*"abc"]
+            sender.send(ask("one", 5, "alone"))
+            assert told(next(call)) == ("alone", 5, True)
+            models.entered.clear()
+            models.gates.clear()
+        sender.close()
+        assert list(call) == []
+
+
 def test_answers_keep_the_order_of_requests(models: Models) -> None:
     with Rig(models.dispatcher) as rig:
         call = rig.client.stream([*gated(*"abc"), ask("nosuch", 1, "d"), ask("one", -1, "e")])
