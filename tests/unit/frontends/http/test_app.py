@@ -110,6 +110,11 @@ def test_errors_of_the_routes_read_like_tritons(client: Client) -> None:
         assert answer.headers["allow"]
 
 
+def test_options_tells_the_methods(client: Client) -> None:
+    answer = client.ask("OPTIONS", INFER)
+    assert (answer.status, answer.headers["allow"]) == (200, "POST")
+
+
 def test_unknown_models_and_decoupled_ones(client: Client) -> None:
     document = {"inputs": [as_json([1])]}
     text = error_of(client.infer(document, "/v2/models/nosuch/infer"), 404)
