@@ -100,8 +100,7 @@ class RunningCall(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Make `next` raise `Cancelled` after the answers received so far; from any
-        thread."""
+        """Make `next` raise `Cancelled` after the received answers; from any thread."""
         ...
 
     def abandoned(self) -> None:

@@ -15,7 +15,7 @@ from shmserve.core.control.rollout import LINGER_S
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
-from tests.holding import kill_executor, replace
+from tests.holding import kill_executor, replace, statistics
 from tests.integration.region_client import Client, Memory
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server, triton
@@ -219,6 +219,20 @@ def test_branches_of_a_diamond_run_at_once(frontend: Dispatcher) -> None:
     assert receipt["copied_bytes"] == NOTHING
     outputs, _ = run(frontend, "diamond", np.full(10, 3, np.float32), outputs=("DOUBLE", "SUM"))
     assert list(outputs) == ["DOUBLE", "SUM"]
+
+
+def test_statistics_have_the_times_of_the_steps(frontend: Dispatcher, server: Server) -> None:
+    before = statistics(server, "chain")
+    run(frontend, "chain", np.zeros(5000, np.float32))
+    after = statistics(server, "chain")
+    for field in ("inference_count", "execution_count"):
+        assert after[field] == before[field] + 1
+    (batch,) = after["batch_stats"]
+    assert batch["batch_size"] == 1
+    for stage in ("compute_input", "compute_infer", "compute_output"):
+        assert batch[stage] == after["inference_stats"][stage]
+        assert batch[stage]["ns"] > before["inference_stats"][stage]["ns"]
+    assert after["last_inference"] > before["last_inference"]
 
 
 def test_an_error_names_the_step(frontend: Dispatcher, server: Server) -> None:

@@ -150,6 +150,12 @@ def test_a_model_is_made_of_the_files_of_the_request_and_nothing_else(
     wait_until(lambda: not list(overrides.iterdir()), "no overrides are left")
 
 
+def test_loading_an_unknown_model_is_a_404(server: RunningServer) -> None:
+    status, told = server.control("load", "nosuch")
+    assert status == 404
+    assert told["error"].startswith("failed to load 'nosuch', failed to poll from model repository")
+
+
 def test_loading_what_is_loaded_already_changes_nothing(server: RunningServer) -> None:
     before = executors(server, "echo")
     assert server.control("load", "echo") == (200, None)

@@ -24,9 +24,9 @@ class OriginCheck:
 
     Clients send equal fields again and again, so admitted combinations are cached.
 
-    Programs on this host may call the server `0.0.0.0`, as GRPS's documents do, for requests that
-    change nothing. Web pages can send a GET there, too, and browsers then send neither `Origin` nor
-    `Sec-Fetch-Site`.
+    Programs on this host may call the server `0.0.0.0`, as GRPS's documents do, for requests with
+    the action "use". Web pages can send a GET to `0.0.0.0`, too, and browsers then send neither
+    `Origin` nor `Sec-Fetch-Site`.
 
     Attributes:
         _action_of: returns the action of a request.

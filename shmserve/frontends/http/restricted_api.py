@@ -54,7 +54,7 @@ class Guard:
         return rule is not None and rule.category == "inference"
 
     def action_of(self, req: falcon.Request, template: str | None) -> Action:
-        """Return the action of a request to the route of this template. Requests without a route
+        """Return the action of a request to the route with a template. Requests without a route
         have the action "use"."""
         rule = self.rules.get(template or "")
         return "use" if rule is None else _action(rule, req.method)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip.request import RESERVED_PREFIX
 
-# Parameters with a meaning fixed by the protocol, and a name that Triton reserves beside them
+# Parameters with a meaning fixed by the protocol, and a name reserved by Triton
 _PROTOCOL_PARAMETERS = {
     "sequence_id",
     "sequence_start",

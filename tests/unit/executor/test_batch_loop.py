@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -239,6 +240,30 @@ def test_an_error_of_one_is_that_ones_only(rig: Rig) -> None:
     assert failed_with(clients.results[1], ModelFailure, "unlucky")
     assert all(isinstance(clients.results[number], np.ndarray) for number in (0, 2))
     clients.assert_no_slots()
+
+
+class Streaming(Gate):
+    def execute(self, requests: Sequence[Request]) -> list[Response]:
+        for request, response in zip(requests, super().execute(requests), strict=True):
+            request.responses.send(response, final=True)
+        return []
+
+
+def test_a_decoupled_model_gets_one_request_at_a_time(rig: Rig) -> None:
+    gate = Streaming(doubled)
+    entry = rig.serve(gate, spec=msgspec.structs.replace(spec_of(PLAIN), decoupled=True))  # type: ignore[arg-type]
+
+    def ask(_: int) -> int:
+        with rig.dispatcher.call(entry) as call:
+            feed(call, rows(1))
+            return sum(1 for _ in call.stream())
+
+    with ThreadPoolExecutor(3) as threads:
+        answers = threads.map(ask, range(3))
+        until(lambda: gate.entered == 1 and rig.executors[0].loop.queued >= 2, "two do not wait")
+        gate.open.release(3)
+        assert list(answers) == [1, 1, 1]
+    assert gate.rows == [[1], [1], [1]]
 
 
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])

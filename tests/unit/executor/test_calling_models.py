@@ -98,6 +98,40 @@ def test_an_error_is_the_responses(make: Make, way: str, error: NotFound, code: 
     assert error.message in failure(ask(backend, spec, ("Y",), X=X)).message
 
 
+def test_calls_are_made_in_initialize_and_finalize(make: Make) -> None:
+    models = FakeOtherModels(answer(1))
+    more = """
+    def initialize(self, args):
+        self.first = self.call("first")
+    def finalize(self):
+        self.call("last")
+    def call(self, model):
+        y = pb.InferenceRequest(model_name=model, inputs=[], requested_output_names=["Y"]).exec()
+        return pb.get_output_tensor_by_name(y, "Y")
+"""
+    backend, spec = load_model(
+        make(triton("return [pb.InferenceResponse([self.first])]", more)), models=models
+    )
+    assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [1]
+    backend.close()
+    assert [call.model for call in models.asked] == ["first", "last"]
+
+
+@pytest.mark.parametrize("way", ["for _ in got: pass", "next(got)"])
+def test_the_responses_of_a_call_can_be_read_once(make: Make, way: str) -> None:
+    body = (
+        MADE
+        + f"""
+got = made.exec(decoupled=True)
+{way}
+assert list(got) == []
+return [pb.InferenceResponse([pb.Tensor("Y", np.float32([0]))])]
+"""
+    )
+    backend, spec = load_model(make(triton(body)), models=FakeOtherModels(answer(1)))
+    arrays(ask(backend, spec, ("Y",), X=X))
+
+
 def test_a_decoupled_call_has_all_responses_in_order(make: Make) -> None:
     failed = CallAnswer(error=ModelFailure("one is bad"))
     models = FakeOtherModels(answer(1), failed, answer(2), ModelFailure("and that is all"))

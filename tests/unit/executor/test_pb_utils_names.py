@@ -59,6 +59,7 @@ def test_both_of_tritons_modules_are_there(tmp_path) -> None:
     body = """
     import c_python_backend_utils
     assert c_python_backend_utils.Tensor is pb.Tensor
+    assert not hasattr(c_python_backend_utils, "shared_memory")
     return [pb.InferenceResponse([pb.Tensor("Y", np.zeros(1, np.float32))])]
     """
     backend, spec = load(model_maker(tmp_path)(triton(body)))

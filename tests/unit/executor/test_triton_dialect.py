@@ -71,6 +71,15 @@ def test_triton_initialize_and_finalize(make: Make, tmp_path) -> None:
     assert (tmp_path / "final").exists()
 
 
+def test_a_models_own_readiness_is_not_asked(make: Make) -> None:
+    more = """
+    def is_model_ready(self):
+        raise AssertionError("nobody asks")
+"""
+    backend, spec = load(make(triton("return [pb.InferenceResponse(requests[0].inputs())]", more)))
+    assert arrays(ask(backend, spec, ("X",), X=X))["X"].tolist() == X.tolist()
+
+
 def of_instances(directory: str) -> list[str]:
     """Return the words that each instance of a model answers."""
     found = []

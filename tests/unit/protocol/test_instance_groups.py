@@ -54,6 +54,12 @@ def where(folder):
     return [i.device + (" auto" if i.auto else "") for i in folder.instances()]
 
 
+def test_there_is_one_instance_if_nothing_says_otherwise(model, host) -> None:
+    host()
+    for backend in FILES:
+        assert where(model("", backend)) == ["cpu"], backend
+
+
 def shown(folder):
     groups = json.loads(folder.specs[0].config.json())["instance_group"]
     return [(g["name"], g["count"], g["kind"], g["gpus"]) for g in groups]

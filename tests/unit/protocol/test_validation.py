@@ -283,6 +283,11 @@ def test_classification_in_blocks_is_that_of_a_stable_sort(
     assert [int(text.split(b":")[1]) for text in texts] == best[::-1][:k]
 
 
+def test_many_elements_are_classified() -> None:
+    texts, shape = classes(np.arange(1_000_001, dtype=np.int32), "INT32", 1)
+    assert (texts, shape) == ([b"1000000:1000000"], (1,))
+
+
 def test_classification_takes_memory_for_what_is_wanted() -> None:
     array = np.zeros(16 << 20, np.float32)
     array[-1] = 1

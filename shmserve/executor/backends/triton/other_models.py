@@ -153,8 +153,7 @@ class ResponseIterator:
         return first
 
     def cancel(self) -> None:
-        """Cancel the call: a response with the error CANCELLED follows the responses that have
-        come already."""
+        """Cancel the call: a response with the error CANCELLED follows the received responses."""
         self._answers.cancel()
 
 
@@ -175,7 +174,7 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
 
 def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveError:
     """Return the error of a failed call. If the model is missing or not ready, the text has the
-    words of Triton's inference API, and the words that Triton's tests of `exec` look for."""
+    words of Triton's inference API and of Triton's tests of `exec`."""
     if not error.message.startswith("Request for unknown model"):
         return error
     return from_code(

@@ -10,7 +10,7 @@ from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.unreader import Unreader
 
-from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.server.request_body import BODY, RequestBody, Source, too_large
 
 _PIECE = 1 << 20
@@ -27,7 +27,7 @@ class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
     def parse_chunk_size(self, unreader: Unreader, data: bytes | None = None) -> Any:
         self._count += 1
         if self._count > MAX_CHUNKS + 1:  # the empty last chunk is free
-            raise TooLarge(f"the chunked request body has more than {MAX_CHUNKS} chunks")
+            raise InvalidArgument(f"the chunked request body has more than {MAX_CHUNKS} chunks")
         return super().parse_chunk_size(unreader, data)
 
 
@@ -75,7 +75,7 @@ class ChunkedBody(RequestBody):
         except ParseException:
             self._fail()
             raise InvalidArgument("the chunked framing of the request body is malformed") from None
-        except TooLarge:
+        except InvalidArgument:
             self._fail()
             raise
         finally:

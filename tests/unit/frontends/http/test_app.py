@@ -8,7 +8,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
-from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
+from shmserve.errors import Code, ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from tests import fake_models
 from tests.log_lines import log_lines
@@ -110,6 +110,11 @@ def test_errors_of_the_routes_read_like_tritons(client: Client) -> None:
         assert answer.headers["allow"]
 
 
+def test_options_tells_the_methods(client: Client) -> None:
+    answer = client.ask("OPTIONS", INFER)
+    assert (answer.status, answer.headers["allow"]) == (200, "POST")
+
+
 def test_unknown_models_and_decoupled_ones(client: Client) -> None:
     document = {"inputs": [as_json([1])]}
     text = error_of(client.infer(document, "/v2/models/nosuch/infer"), 404)
@@ -123,6 +128,12 @@ def test_errors_of_models(client: Client) -> None:
     path = "/v2/models/failing/infer"
     assert "boom raised" in error_of(client.infer({"inputs": [as_json([1])]}, path), 500)
     assert "boom returned" in error_of(client.infer({"inputs": [as_json([2])]}, path), 400)
+
+
+@pytest.mark.parametrize(("code", "status"), [(Code.UNKNOWN, 500), (Code.CANCELLED, 499)])
+def test_a_models_code_has_its_status(client: Client, code: Code, status: int) -> None:
+    client.fail(ModelFailure("not now", code))
+    assert error_of(client.infer({"inputs": [as_json([1])]}), status) == "not now"
 
 
 def test_unexpected_errors_show_nothing(client: Client, caplog) -> None:

@@ -198,8 +198,9 @@ def test_chunked_limits(connection, client, monkeypatch) -> None:
     monkeypatch.setattr(chunked_bodies, "MAX_CHUNKS", 3)
     client.sendall(b"1\r\nx\r\n" * 4)
     body = chunked(connection)
-    with pytest.raises(TooLarge, match="more than 3 chunks"):
+    with pytest.raises(InvalidArgument, match="more than 3 chunks") as told:
         body.read()
+    assert told.value.http_status == 400
     assert body.failed
     assert body.read() == b""
 
