@@ -2,10 +2,12 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 import shmserve
@@ -25,6 +27,7 @@ from shmserve.protocol.control.stats_messages import (
     RegionsReport,
     Report,
 )
+from tests.unit.frontends.key_files import KEY, one_key
 from tests.unit.http_client import INFER, Client, as_json, error_of
 
 
@@ -254,9 +257,38 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
     assert client.get("/metrics", headers={"x-key": "s"}, **there).status == 200
 
 
+def test_metrics_of_their_own_without_keys(tmp_path: Path) -> None:
+    """Prometheus needs no key there, and sees no names of keys."""
+    there: dict[str, Any] = {"SERVER_PORT": "8002", "REMOTE_PORT": "5", "HTTP_HOST": "h"}
+    key = {"Authorization": f"Bearer {KEY}"}
+    for metrics_keys in (True, False):
+        own = Settings(metrics_bind=("h:8002",), metrics_keys=metrics_keys, **one_key(tmp_path))
+        client = Client(own)
+        client.dispatcher.coordinator.numbers = replace(
+            report(), keys={"me": 3, "you": 4, "(unknown)": 2}
+        )
+        assert b'key="me"' in client.get("/metrics", headers=key, **there).body
+        answer = client.get("/metrics", **there)
+        assert answer.status == (401 if metrics_keys else 200)
+        if metrics_keys:
+            assert answer.json["error"].endswith(
+                ": send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
+            )
+            continue
+        lines = [line for line in answer.body.splitlines() if b"key=" in line]
+        assert lines == [
+            b'shmserve_key_requests_total{key="(hidden)"} 7.0',
+            b'shmserve_key_requests_total{key="(unknown)"} 2.0',
+        ]
+        error_of(client.get("/metrics", headers={"Origin": "http://evil.example"}, **there), 403)
+        error_of(client.get("/v2", HTTP_HOST="localhost"), 401)
+
+
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
+        ({"METRICS_TLS": "false"}, "metrics_tls: needs metrics_bind"),
+        ({"METRICS_KEYS": "false"}, "metrics_keys: needs metrics_bind"),
         ({"METRICS_BIND": "unix:/run/m.sock"}, "metrics_bind"),
         ({"METRICS_BIND": "127.0.0.1"}, "metrics_bind"),
         ({"METRICS_BIND": "127.0.0.1:0"}, "metrics_bind"),

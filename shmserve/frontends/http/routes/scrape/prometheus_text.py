@@ -7,11 +7,12 @@ process cannot delay a scrape. Metrics reported by models follow. The setting
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client import core, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
@@ -26,11 +27,13 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.routes.scrape.custom_text import custom_text
 from shmserve.frontends.http.routes.scrape.gpu_metrics import gpu_families
 from shmserve.frontends.http.routes.scrape.triton_metrics import triton_text
+from shmserve.frontends.presented_keys import UNKNOWN
 from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 _MODEL = ("model", "version")
+_HIDDEN = "(hidden)"
 _BOUNDS = [f"{ns / 1e9:g}" for ns in BOUNDS_NS] + ["+Inf"]
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -42,16 +45,24 @@ class Metrics:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
 
-    def text(self) -> bytes:
-        """Return all metrics with their present values. Raise Unavailable if the coordinator is
-        away, and did not come back in time."""
+    def text(self, hide_keys: bool = False) -> bytes:
+        """Return all metrics with their present values, without names of keys if `hide_keys`. Raise
+        Unavailable if the coordinator is away, and did not come back in time."""
         report = self._dispatcher.coordinator.report()
+        if hide_keys:
+            report = replace(report, keys=_without_names(report.keys))
         return waiting.beside(self._text, report, self._dispatcher.snapshot())
 
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
         scrape: Any = SimpleNamespace(collect=lambda: families(report, snapshot))  # a collector
         text = generate_latest(scrape) + custom_text(report, snapshot)
         return text + triton_text(report).encode() if self._triton_names else text
+
+
+def _without_names(keys: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of all keys' requests together, and of requests with unknown keys."""
+    unknown = keys.get(UNKNOWN, 0)
+    return {_HIDDEN: sum(keys.values()) - unknown, UNKNOWN: unknown} if keys else {}
 
 
 def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
