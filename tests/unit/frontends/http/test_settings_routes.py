@@ -26,6 +26,7 @@ from shmserve.protocol.control.stats_messages import (
     ProcessReport,
     RegionsReport,
     Report,
+    UsageReport,
 )
 from tests.unit.frontends.key_files import KEY, one_key
 from tests.unit.http_client import INFER, Client, as_json, error_of
@@ -73,6 +74,12 @@ def report() -> Report:
         gpus=(
             GpuReport("GPU-a", 0, "H200", 0.25, 1 << 30, 1 << 37, 41, 150.5, 700.0, 1234.5),
             GpuReport("GPU-b", 3, "H200", memory_used=5),
+        ),
+        usage=(
+            UsageReport("executor", cpu_s=0.5),  # of models that are gone
+            UsageReport("executor", "identity", "1", 1.5, 1000, 3000),
+            UsageReport("executor", "other", "1", 2.0, 10, 30),
+            UsageReport("http", "", "", 4.0, 7, 8),
         ),
     )
 
@@ -308,6 +315,17 @@ def test_metrics_of_their_own_without_keys(tmp_path: Path) -> None:
 def test_addresses_that_metrics_and_the_agent_cannot_have(environ, text) -> None:
     with pytest.raises(ConfigError, match=text):
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
+
+
+def test_processor_time_and_memory_of_roles_and_models(client: Client) -> None:
+    told = samples(client)
+    assert told["shmserve_process_cpu_seconds_total"] == {("executor",): 4.0, ("http",): 4.0}
+    assert told["shmserve_process_private_bytes"] == {("executor",): 1010, ("http",): 7}
+    assert told["shmserve_process_resident_bytes"] == {("executor",): 3030, ("http",): 8}
+    models = [("identity", "1"), ("other", "1")]
+    assert told["shmserve_model_cpu_seconds_total"] == dict(zip(models, (1.5, 2.0), strict=True))
+    assert told["shmserve_model_private_bytes"] == dict(zip(models, (1000, 10), strict=True))
+    assert told["shmserve_model_resident_bytes"] == dict(zip(models, (3000, 30), strict=True))
 
 
 def test_labels_of_tritons_metrics_stand_in_its_order(client: Client) -> None:

@@ -6,7 +6,7 @@ process cannot delay a scrape. Metrics reported by models follow. The setting
 """
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from types import SimpleNamespace
@@ -87,6 +87,7 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
         [((name,), count) for name, count in sorted(report.keys.items())],
     )
     yield from _processes(report)
+    yield from _usage(report)
     yield from _memory(report)
     yield from gpu_families(report.gpus)
     states = Counter(
@@ -256,6 +257,25 @@ def _by_role(report: Report, gauge: str) -> Counter[str]:
 
 def _busy_s(process: ProcessReport) -> float:
     return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
+
+
+def _usage(report: Report) -> Iterator[core.Metric]:
+    """Yield processor time and memory, by role and by model."""
+    for subject, of, labels in (
+        ("process", "processes, by role", ("role",)),
+        ("model", "a model's executors", _MODEL),
+    ):
+        for field, make, name, what in (
+            ("cpu_s", _counter, "cpu_seconds", "Processor time so far"),
+            ("private", _gauge, "private_bytes", "Memory without shared memory"),
+            ("resident", _gauge, "resident_bytes", "Memory with shared memory"),
+        ):
+            totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
+            for use in report.usage:
+                if use.model or labels != _MODEL:
+                    key = tuple(getattr(use, label) for label in labels)
+                    totals[key] += getattr(use, field)
+            yield make(f"{subject}_{name}", f"{what} of {of}", labels, sorted(totals.items()))
 
 
 def _memory(report: Report) -> Iterator[core.Metric]:
