@@ -175,6 +175,11 @@ def _wrong_binds(settings: Settings) -> list[str]:
         wrong += _shared_ports("agent_bind", settings.agent_bind, name, getattr(settings, name))
     if settings.metrics_bind and not settings.metrics:
         wrong.append("metrics_bind: there are no metrics (setting metrics)")
+    wrong += [
+        f"{name}: needs metrics_bind"
+        for name in ("metrics_tls", "metrics_keys")
+        if not getattr(settings, name) and not settings.metrics_bind
+    ]
     return wrong
 
 

@@ -62,9 +62,8 @@ def connect(
         url: server address: ``unix:/PATH`` of the HTTP socket, ``http://HOST:PORT`` or
             ``https://HOST:PORT``.
         control: path of the server's client socket; "" turns shared memory off. Default: the
-            environment's SHMSERVE_CLIENT_SOCKET. Without the variable, the client looks beside the
-            HTTP socket or, for a TCP server on this host, in the run directory of a server started
-            with this program's user and environment.
+            environment's SHMSERVE_CLIENT_SOCKET. Without the variable, the client asks a server on
+            this host, and looks beside the HTTP socket or in usual run directories.
         max_bytes: limit of this client's shared host memory, in bytes.
         max_device_bytes: limit of this client's shared memory on each GPU, in bytes.
         timeout: default seconds to wait for an answer.

@@ -39,6 +39,7 @@ _SETTING: Mapping[Action, str] = {
     "change": "state_changes_from",
     "send models": "model_files_from",
 }
+_HOW = "send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
 _WHO: Mapping[Kind, str] = {
     "owner": "the server's own user on its host",
     "local": "other users of its host",
@@ -110,14 +111,18 @@ class Access:
             return
         raise self._refusal(action, bool(caller.scopes))
 
-    def check_client_socket(self, caller: Caller) -> None:
-        """Check that a caller may pass memory over the client socket, where no request carries a
+    def check_client_socket(self, action: Action, caller: Caller) -> None:
+        """Check that a caller may do an action over the client socket, where no request carries a
         key or a secret. Raises as `check`."""
-        if self._memory_is_restricted:
+        if action == "register" and self._memory_is_restricted:
             text = "shared-memory is a restricted API, which the client socket does not have"
             raise PermissionDenied(text)
-        if self.asked_at_the_door("register"):
-            self.check("register", caller)
+        if self.asked_at_the_door(action):
+            try:
+                self.check(action, caller)
+            except Unauthenticated:
+                text = f"{_WHAT[action]} needs a key, and the client socket takes no keys"
+                raise Unauthenticated(text) from None
 
     def sees_errors(self, caller: Caller) -> bool:
         """Return True if the caller may see error texts sent to other clients. The server's own
@@ -131,5 +136,6 @@ class Access:
             holders = f"{' and '.join(allowed)} (setting {_SETTING[action]})"
             return PermissionDenied(f"{_WHAT[action]} is for {holders}")
         holders = " and ".join([*allowed, f"holders of a key with the scope '{action}'"])
-        kind = PermissionDenied if has_key else Unauthenticated
-        return kind(f"{_WHAT[action]} is for {holders}")
+        if has_key:
+            return PermissionDenied(f"{_WHAT[action]} is for {holders}")
+        return Unauthenticated(f"{_WHAT[action]} is for {holders}: {_HOW}")

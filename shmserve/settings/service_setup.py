@@ -125,6 +125,14 @@ class ListeningSettings(ServingSettings, frozen=True):
         "TCP addresses, such as `127.0.0.1:8002`, for `/metrics` alone; `http_bind` then has "
         "no `/metrics`. Not allowed together with HTTP sockets that systemd passes",
     ] = ()
+    metrics_tls: Annotated[
+        bool, "false: no TLS on `metrics_bind`, also if HTTP's other addresses have TLS"
+    ] = True
+    metrics_keys: Annotated[
+        bool,
+        "false: `metrics_bind` asks for no key, and hides the names of keys from callers without "
+        "a key ([how](monitoring.md#prometheus))",
+    ] = True
     reload: Annotated[
         Literal["workers", "handover"],
         "processes that `shmserve reload` replaces: the HTTP `workers`, or all of them by a "

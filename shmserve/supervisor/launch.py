@@ -60,6 +60,7 @@ from shmserve.transport.processes import (
     send_signal,
     spawn,
 )
+from shmserve.transport.trust import tls
 
 _log = logging.getLogger(__name__)
 
@@ -304,9 +305,7 @@ def forked() -> None:
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     """Start the service around this gunicorn master, which is prepared and listens at `http`."""
     arguments = ["--begun", str(_state.begun), "--http"]
-    for address in http:
-        encrypted = settings.http_tls_cert and address.startswith("http:")
-        arguments.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
+    arguments += [tls.with_scheme(settings, listener) for listener in http]
     arguments += ["--grpc", *_grpc_addresses(settings)]
     arguments += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
     ensure(settings, _state.master_fd, arguments)

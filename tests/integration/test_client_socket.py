@@ -105,10 +105,10 @@ def test_no_key_comes_in_here(tmp_path: Path) -> None:
     ) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
         for reply in replies(path):
-            refused(reply, "a key with the scope 'register'")
+            refused(reply, "registering memory needs a key, and the client socket takes no keys")
             assert reply.code == "UNAUTHENTICATED"
         with Raw(path) as client:
-            refused(client.ask(OpenLane("echo")), "a key with the scope 'use'")
+            refused(client.ask(OpenLane("echo")), "using the service needs a key, and the client")
 
 
 @pytest.mark.parametrize("setting", ["http_restricted_api", "grpc_restricted_protocol"])

@@ -27,6 +27,7 @@ from shmserve.transport.trust.local_peers import local_user_of
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
 _PIECE = 1 << 16  # largest read from a stream, in bytes
+_LINE = 200  # bytes of a text that an error shows
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
 _decode = json_decoder()
@@ -50,6 +51,9 @@ class Reply(Struct, frozen=True):
             text = str(_decode(self.body.data)["error"])
         except (UnreadableMessage, KeyError, TypeError):
             text = f"the server answered with status {self.status}"
+            if self.headers.get("content-type", "").startswith("text/plain"):
+                line = self.body[:_LINE].tobytes().partition(b"\n")[0].decode(errors="replace")
+                text = f"{text}: {line}" if line.isprintable() else text
         if self.status != 401:
             return text
         if not self.keyed:

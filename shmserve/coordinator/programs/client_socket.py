@@ -257,15 +257,14 @@ class ClientSocket:
         """Return a refusal of requests that register, list or unregister memory, if the caller must
         present a key or a secret: no request on this socket carries one."""
         try:
-            self._access.check_client_socket(caller)
+            self._access.check_client_socket("register", caller)
         except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return None
 
     def _open_lane(self, connection: ClientConnection, message: wire.OpenLane) -> wire.FromServer:
         try:
-            if self._access.asked_at_the_door("use"):
-                self._access.check("use", connection.caller)
+            self._access.check_client_socket("use", connection.caller)
             reply, connection.lane = self._lanes.open(connection.caller, message)
         except errors.ShmserveError as ex:
             flight_recorder.record("lane refused", _user(connection), ex.code)

@@ -6,11 +6,13 @@ import os
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from shmserve.coordinator.models.supervisor_sync import Send
 from shmserve.coordinator.stats import admin_tables, host_capacity
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.monitoring import Monitoring
+from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.registry import Snapshot
 from shmserve.protocol.control import stats_messages as wire
@@ -23,6 +25,7 @@ from shmserve.transport.channel import close_all
 # between two looks, in seconds. Counting takes some microseconds; an executor may have been killed
 # or stopped meanwhile.
 _COUNTING_S, _LOOK_S = 0.04, 0.001
+_USAGE_S = 1.0  # least time between two looks at all processes, without a history
 
 
 class Introspection:
@@ -38,6 +41,7 @@ class Introspection:
         self._send = send
         self._own = own
         self._questions = admin_tables.TableQueries(send)
+        self._usage = monitoring.usage if monitoring is not None else ProcessUsage(-inf)
         self._reports: list[tuple[str, int]] = []  # open requests for a report: (process, ticket)
         self._tables: list[tuple[str, int]] = []  # open requests for the table of these numbers
         self._uncounted: dict[str, int] = {}  # what they wait for, as `CounterTotals.uncounted`
@@ -186,7 +190,10 @@ class Introspection:
         self._tables.clear()
         if not self._reports or not self.counters.settled(now):
             return
-        data = msgspec.msgpack.encode(self._sources.report())
+        if self.monitoring is None and now - self._usage.looked_at >= _USAGE_S:
+            self._usage.look(self._reconciler, now)
+        report = replace(self._sources.report(), usage=tuple(self._usage.report()))
+        data = msgspec.msgpack.encode(report)
         for asker, ticket in self._reports:
             self._send_file(asker, wire.ReportGiven(ticket, len(data)), data)
         self._reports.clear()

@@ -77,7 +77,7 @@ class Monitoring:
 
     `models`: most model versions counted separately by a frontend. `again`: true if this epoch had
     an earlier coordinator. `due`: monotonic time of the next sample. `resting`: idle executors, as
-    far as visible from outside, with no request waiting.
+    far as visible from outside, with no request waiting. `usage`: use of the machine by process.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Monitoring:
         self._again = again
         self._history = time_series.TimeSeries(2 * models + _MAX_VALUES + MOST_GPUS + 2)
         self._deltas = CounterDeltas()
-        self._usage = ProcessUsage(now)
+        self.usage = ProcessUsage(now)
         self.incidents = Incidents()
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
         # number of values, and second of the last change
@@ -184,10 +184,10 @@ class Monitoring:
             tuple(values),
             tuple(self._latest),
             tuple(models),
-            () if brief else self._usage.list(self._sources.reconciler, now),
+            () if brief else self.usage.list(self._sources.reconciler, now),
             () if brief else self.incidents.list(),
             None if brief else self._sources.report(),
-            self._usage.machine,
+            self.usage.machine,
             os.cpu_count() or 0,
             tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         )
@@ -240,10 +240,10 @@ class Monitoring:
         last, self._readings = self._readings, self._sources.counters.readings()
         readings = self._readings
         idle = len(readings) == len(last) and all(map(operator.is_, readings, last))
-        looked = self._usage.look(self._sources.reconciler, now, idle)
+        looked = self.usage.look(self._sources.reconciler, now, idle)
         again = self._again  # without an earlier coordinator all counts are from our time
         changed = () if idle else readings
-        counts = self._deltas.since(changed, lambda pid: not again or self._usage.is_new(pid))
+        counts = self._deltas.since(changed, lambda pid: not again or self.usage.is_new(pid))
         for model, grown in counts.items():
             for reason, count in zip(Reason, aggregation.failures(grown), strict=True):
                 if count:
@@ -269,7 +269,7 @@ class Monitoring:
             reading.owner.process
             for reading in readings
             if reading.owner.role == "executor"
-            and self._usage.of(reading.owner.pid).rests
+            and self.usage.of(reading.owner.pid).rests
             and (reading.owner.model, reading.owner.version) not in sent
         )
 
@@ -278,7 +278,7 @@ class Monitoring:
         gauges: dict[Model, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for reading in readings:
             owner = reading.owner
-            use = self._usage.of(owner.pid)
+            use = self.usage.of(owner.pid)
             if owner.role == "executor":
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
@@ -301,7 +301,7 @@ class Monitoring:
         return samples
 
     def _system(self, readings: Readings) -> list[float]:
-        usage, regions = self._usage, self._sources.book.regions.values()
+        usage, regions = self.usage, self._sources.book.regions.values()
         pool = self._sources.reconciler.ledger.total
         by_role = [usage.cpu_of(role) for role in _ROLES]
         memory = usage.memory

@@ -144,6 +144,24 @@ class GpuReport(Struct, frozen=True, array_like=True):
     energy: float | None = None
 
 
+class UsageReport(Struct, frozen=True, array_like=True):
+    """Processor time and memory of processes with one owner.
+
+    Attributes:
+        model, version: executors: model version; "": versions that are not served any more.
+        cpu_s: processor time in seconds so far, ended processes included.
+        private: bytes of memory that the processes have now, without shared memory.
+        resident: bytes of memory that the processes have now, shared memory included.
+    """
+
+    role: str
+    model: str = ""
+    version: str = ""
+    cpu_s: float = 0.0
+    private: int = 0
+    resident: int = 0
+
+
 class Report(Struct, frozen=True, array_like=True):
     """All numbers at one moment.
 
@@ -155,6 +173,7 @@ class Report(Struct, frozen=True, array_like=True):
         keys: requests by name of the caller's key.
         resources: use of the rate limiter's resources, with the names of instances.
         custom: metrics that models report about themselves.
+        usage: processor time and memory by role and model, as last sampled.
     """
 
     models: tuple[ModelReport, ...]
@@ -169,6 +188,7 @@ class Report(Struct, frozen=True, array_like=True):
     keys: dict[str, int] = {}
     resources: tuple[ResourceUse, ...] = ()
     custom: tuple[InstanceMetrics, ...] = ()
+    usage: tuple[UsageReport, ...] = ()
 
     def pending(self) -> dict[tuple[str, str], int]:
         """Return the number of requests waiting to be executed, by model version. Counted are

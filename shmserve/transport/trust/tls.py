@@ -114,6 +114,22 @@ def certificates(settings: Settings, door: str, protocol: str) -> Certificates |
     return Certificates(files, protocol) if files.check() else None
 
 
+def plain_ports(settings: Settings) -> frozenset[int]:
+    """Return the TCP ports of HTTP without TLS where HTTP's other ports have TLS."""
+    binds = () if settings.metrics_tls else settings.metrics_bind
+    return frozenset(int(bind.rpartition(":")[2]) for bind in binds)
+
+
+def with_scheme(settings: Settings, listener: str) -> str:
+    """Return gunicorn's name of a listener, such as `http://127.0.0.1:8000`, with https if the
+    listener has TLS."""
+    scheme, separator, address = listener.partition("://")
+    port = address.rpartition(":")[2]
+    if not settings.http_tls_cert or not separator or int(port) in plain_ports(settings):
+        return listener
+    return f"{scheme}s://{address}"
+
+
 def subject_of(tls: ssl.SSLSocket) -> str:
     """Return the subject of a client's certificate, for the log; empty without a certificate."""
     shown: dict[str, Any] = tls.getpeercert() or {}

@@ -111,7 +111,7 @@ def test_files_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
         ({"cert": "/none"}, "cert: /none cannot be read: No such file or directory"),
     ):
         with pytest.raises(ValueError, match=text):
-            Transport("https://a", 1.0, Credentials(**options))  # type: ignore[arg-type]
+            Transport("https://a", 1.0, Credentials(**options))
     key = tmp_path / "key"
     key.write_bytes(b"secret\xff")
     with pytest.raises(ValueError, match="key_file: a key is one word of printable") as caught:

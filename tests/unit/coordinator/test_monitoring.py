@@ -28,7 +28,7 @@ def test_processor_time_is_that_of_all_processes() -> None:
     )
     monitoring = Monitoring(sources, lambda *_: None, "e1", 10, False, 0.0)
     roles = ("http", "exporter")
-    monitoring._usage._uses = {pid: UsageSample(role, 20.0, 0) for pid, role in enumerate(roles, 1)}
+    monitoring.usage._uses = {pid: UsageSample(role, 20.0, 0) for pid, role in enumerate(roles, 1)}
     cpu, of_http, *_ = monitoring._system([])
     assert (cpu, of_http) == (40.0, 20.0)
 
@@ -143,7 +143,7 @@ class Service:
             report=lambda: None,
         )
         self.monitoring = Monitoring(sources, lambda *_: None, "e1", 10, False, 0.5)
-        usage = self.monitoring._usage
+        usage = self.monitoring.usage
         usage.look = lambda *_: False  # type: ignore[method-assign]
         usage._uses = {1: UsageSample("executor", 0.0, 7, True)}
         self.now = 0.5

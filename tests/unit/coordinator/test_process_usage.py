@@ -9,6 +9,7 @@ from typing import Any
 from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.core.control.records import ProcessRecord
 from tests.running_server import wait_until
+from tests.servers import beside
 
 
 def test_a_calling_model_is_a_part_of_its_executor() -> None:
@@ -44,6 +45,39 @@ def test_who_sleeps_and_takes_no_time_rests_and_who_is_stopped_does_not() -> Non
             assert usage.look(reconciler, 9.1, idle=True)
         finally:
             process.kill()
+
+
+def test_processor_time_is_counted_once_and_stays_after_the_end() -> None:
+    served = {("m/x", "1")}
+    models = SimpleNamespace(has=lambda *of: of in served)
+    reconciler: Any = SimpleNamespace(processes={}, models=models)
+    usage = ProcessUsage(0.0)
+
+    def spent() -> dict[tuple[str, str, str], float]:
+        rows = [row for row in usage.report() if row.role != "coordinator"]
+        assert all((row.private > 0) == bool(reconciler.processes) for row in rows)
+        assert all(row.resident >= row.private for row in rows)
+        return {(row.role, row.model, row.version): row.cpu_s for row in rows}
+
+    burn = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True); input()"
+    with beside("-c", burn) as (_, process):
+        record = ProcessRecord("e", "executor", process.pid, 0.0, "m/x/1/0")
+        key = ("executor", "m/x", "1")
+        for now in (1.0, 2.0):
+            reconciler.processes = {"e": record}
+            usage.look(reconciler, now)
+            (found,) = spent().items()
+            assert found[0] == key
+            assert 0.1 < found[1] < 1.0
+            reconciler.processes = {}  # its link is lost, and comes again
+            usage.look(reconciler, now + 0.5)
+            assert spent() == dict([found])
+    usage.look(reconciler, 3.0)
+    assert spent() == dict([found])
+    assert usage._counted.keys() == {os.getpid()}
+    served.clear()
+    usage.look(reconciler, 4.0)
+    assert spent() == {("executor", "", ""): found[1]}
 
 
 def test_where_nothing_happens_it_is_looked_at_again_when_a_process_comes() -> None:

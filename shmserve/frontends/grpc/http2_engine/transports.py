@@ -22,8 +22,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
+from shmserve.frontends.connections import plain_http
 from shmserve.frontends.http2 import Buffer
 from shmserve.transport.trust.tls import subject_of
 
@@ -59,6 +62,7 @@ class TlsTransport:
         )
         self.sock: socket.socket = self._tls
         self._shaken = False
+        self._greeted = False  # whether the client's first byte was looked at
 
     def receive(self, limit: int) -> bytes:
         try:
@@ -95,12 +99,26 @@ class TlsTransport:
     def _shake(self) -> None:
         if self._shaken:
             return
+        if not self._greeted:
+            self._greeted = True
+            if plain_http.is_plain(socket.socket.recv(self._tls, 1, socket.MSG_PEEK)):
+                self._refuse_plain()
         self._tls.do_handshake()
         if self._tls.selected_alpn_protocol() != _PROTOCOL:
             raise ConnectionAbortedError("the client does not speak HTTP/2")
         if subject := subject_of(self._tls):
             _log.info("TLS client %s: %s", self._tls.getpeername()[0], subject)
         self._shaken = True
+
+    def _refuse_plain(self) -> NoReturn:
+        """Answer a client that does not speak TLS. Raise ConnectionAbortedError."""
+        with suppress(OSError):
+            socket.socket.send(self._tls, plain_http.ANSWER)
+            socket.socket.shutdown(self._tls, socket.SHUT_WR)
+            # bytes left unread would take the answer back
+            while len(socket.socket.recv(self._tls, PEEK_BYTES)) == PEEK_BYTES:
+                pass
+        raise ConnectionAbortedError("the client does not speak TLS")
 
 
 ConnectionTransport = PlainTransport | TlsTransport

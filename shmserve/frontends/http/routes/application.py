@@ -9,6 +9,7 @@ from typing import Any
 
 import falcon
 from falcon.routing import CompiledRouter
+from msgspec.structs import replace
 
 from shmserve.config import Settings
 from shmserve.core.access import Access, Action
@@ -77,10 +78,12 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
 
 def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     """Return the application served on `metrics_bind`: the metrics, for callers with access on
-    `http_bind`."""
-    access = Access(settings, os.geteuid())
+    `http_bind` or, without `metrics_keys`, for all callers."""
+    open_to_all = not settings.metrics_keys
+    rules = replace(settings, keys_required_from="nobody") if open_to_all else settings
+    access = Access(rules, os.geteuid())
     app, routes = _empty(dispatcher, settings, access, settings.metrics_bind)
-    settings_routes.add_metrics(routes, dispatcher, settings)
+    settings_routes.add_metrics(routes, dispatcher, settings, open_to_all)
     routes.finish()
     return app
 

@@ -73,12 +73,9 @@ def _client_socket(regions: SharedMemory, settings: Settings, access: Access) ->
                 " without a proxy"
             )
         try:
-            access.check_client_socket(caller)
-        except Unauthenticated:
-            raise PermissionDenied(
-                "registering memory needs a key (keys_required_from), and the client socket takes"
-                " no keys"
-            ) from None
+            access.check_client_socket("register", caller)
+        except Unauthenticated as ex:  # another key would not help
+            raise PermissionDenied(ex.message) from None
         resp.data = place
 
     return Get(tell)

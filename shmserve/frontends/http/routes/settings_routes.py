@@ -11,6 +11,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.request_caller import caller_of
 from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes, checked_version
 from shmserve.frontends.http.routes.inference.body_reader import small_body
 from shmserve.frontends.http.routes.scrape.prometheus_text import CONTENT_TYPE, Metrics
@@ -60,12 +61,14 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
         add_metrics(routes, dispatcher, settings)
 
 
-def add_metrics(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """Add GET /metrics."""
+def add_metrics(
+    routes: Routes, dispatcher: DispatchApi, settings: Settings, hide_keys: bool = False
+) -> None:
+    """Add GET /metrics. `hide_keys`: hide names of keys from callers without a key."""
     metrics = Metrics(dispatcher, settings)
 
     def scrape(req: Request, resp: Response) -> None:
-        resp.data = metrics.text()
+        resp.data = metrics.text(hide_keys and "use" not in caller_of(req.env).scopes)
         resp.content_type = CONTENT_TYPE
 
     routes.add("statistics", "/metrics", Get(scrape))

@@ -24,6 +24,7 @@ from gunicorn.http.errors import NoMoreData, ParseException
 from shmserve import waiting
 from shmserve.core.caller import Caller
 from shmserve.errors import Unavailable
+from shmserve.frontends.connections import plain_http
 from shmserve.frontends.http.server import environ as environs
 from shmserve.frontends.http.server.chunked import ChunkedBody
 from shmserve.frontends.http.server.error_responses import refusal, status_of
@@ -184,7 +185,7 @@ class HttpConnection:
         """Answer requests until the connection ends. The caller closes the socket."""
         certificates = self._service.certificates
         try:
-            if certificates is not None and self.sock.family != socket.AF_UNIX:
+            if certificates is not None and self._has_tls():
                 due, context = certificates.due, certificates.context
                 self._encrypt(waiting.beside(context) if due else context())
             while self._serve_one():
@@ -192,11 +193,22 @@ class HttpConnection:
         except (ClientGone, OSError, Unavailable):
             return
 
+    def _has_tls(self) -> bool:
+        """Return True if the address of the connection has TLS, where HTTP has certificates."""
+        server = self._server
+        return isinstance(server, tuple) and server[1] not in self._service.plain_ports
+
     def _encrypt(self, context: ssl.SSLContext) -> None:
-        """Start TLS on the connection. The handshake has the time limit of a head."""
+        """Start TLS on the connection. The handshake has the time limit of a head. Raise ClientGone
+        after the answer to a client that sends plain HTTP."""
         self.wait(HEAD, self.settings.head_timeout_s)
         log = self._service.log
         assert isinstance(self.sock, GreenletSocket)
+        if plain_http.is_plain(self.sock.recv(1, socket.MSG_PEEK)):
+            log.info("Refused a request from %s: plain HTTP without TLS", self._client)
+            self.send([plain_http.ANSWER], len(plain_http.ANSWER))
+            self._linger()
+            raise ClientGone
         try:
             self.sock = tls = secure(self.sock, context)
             tls.handshake()

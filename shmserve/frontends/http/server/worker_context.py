@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.frontends.http.server import environ as environs
-from shmserve.transport.trust.tls import certificates
+from shmserve.transport.trust.tls import certificates, plain_ports
 
 WsgiApplication = Callable[[dict[str, Any], Any], Any]
 
@@ -25,9 +25,15 @@ class Hooks(Struct, frozen=True):
 
 
 class ServingContext:
-    """Settings and state shared by all connections of a worker. `certificates`: for TLS on TCP
-    connections; None without TLS. `stopping`: whether connections end after their present request,
-    since `stopping_at` (monotonic). `requests`: number of requests begun."""
+    """Settings and state shared by all connections of a worker.
+
+    Attributes:
+        certificates: for TLS on TCP connections; None without TLS.
+        plain_ports: TCP ports without TLS, although there are certificates.
+        requests: number of requests begun.
+        stopping: whether connections end after their present request, since `stopping_at`
+            (monotonic).
+    """
 
     def __init__(
         self,
@@ -47,6 +53,7 @@ class ServingContext:
         self.environ = environs.process_environ(cfg)
         self.keep_alive = bool(cfg.keepalive)
         self.certificates = certificates(settings, "http", "http/1.1")
+        self.plain_ports = plain_ports(settings)
         self.requests = 0
         self.stopping = False
         self.stopping_at = 0.0

@@ -2,10 +2,12 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 import shmserve
@@ -24,8 +26,10 @@ from shmserve.protocol.control.stats_messages import (
     ProcessReport,
     RegionsReport,
     Report,
+    UsageReport,
 )
 from shmserve.tensor.spec import EnsembleStep
+from tests.unit.frontends.key_files import KEY, one_key
 from tests.unit.http_client import INFER, Client, as_json, error_of
 
 
@@ -71,6 +75,12 @@ def report() -> Report:
         gpus=(
             GpuReport("GPU-a", 0, "H200", 0.25, 1 << 30, 1 << 37, 41, 150.5, 700.0, 1234.5),
             GpuReport("GPU-b", 3, "H200", memory_used=5),
+        ),
+        usage=(
+            UsageReport("executor", cpu_s=0.5),  # of models that are gone
+            UsageReport("executor", "identity", "1", 1.5, 1000, 3000),
+            UsageReport("executor", "other", "1", 2.0, 10, 30),
+            UsageReport("http", "", "", 4.0, 7, 8),
         ),
     )
 
@@ -281,9 +291,38 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
     assert client.get("/metrics", headers={"x-key": "s"}, **there).status == 200
 
 
+def test_metrics_of_their_own_without_keys(tmp_path: Path) -> None:
+    """Prometheus needs no key there, and sees no names of keys."""
+    there: dict[str, Any] = {"SERVER_PORT": "8002", "REMOTE_PORT": "5", "HTTP_HOST": "h"}
+    key = {"Authorization": f"Bearer {KEY}"}
+    for metrics_keys in (True, False):
+        own = Settings(metrics_bind=("h:8002",), metrics_keys=metrics_keys, **one_key(tmp_path))
+        client = Client(own)
+        client.dispatcher.coordinator.numbers = replace(
+            report(), keys={"me": 3, "you": 4, "(unknown)": 2}
+        )
+        assert b'key="me"' in client.get("/metrics", headers=key, **there).body
+        answer = client.get("/metrics", **there)
+        assert answer.status == (401 if metrics_keys else 200)
+        if metrics_keys:
+            assert answer.json["error"].endswith(
+                ": send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
+            )
+            continue
+        lines = [line for line in answer.body.splitlines() if b"key=" in line]
+        assert lines == [
+            b'shmserve_key_requests_total{key="(hidden)"} 7.0',
+            b'shmserve_key_requests_total{key="(unknown)"} 2.0',
+        ]
+        error_of(client.get("/metrics", headers={"Origin": "http://evil.example"}, **there), 403)
+        error_of(client.get("/v2", HTTP_HOST="localhost"), 401)
+
+
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
+        ({"METRICS_TLS": "false"}, "metrics_tls: needs metrics_bind"),
+        ({"METRICS_KEYS": "false"}, "metrics_keys: needs metrics_bind"),
         ({"METRICS_BIND": "unix:/run/m.sock"}, "metrics_bind"),
         ({"METRICS_BIND": "127.0.0.1"}, "metrics_bind"),
         ({"METRICS_BIND": "127.0.0.1:0"}, "metrics_bind"),
@@ -303,6 +342,17 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
 def test_addresses_that_metrics_and_the_agent_cannot_have(environ, text) -> None:
     with pytest.raises(ConfigError, match=text):
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
+
+
+def test_processor_time_and_memory_of_roles_and_models(client: Client) -> None:
+    told = samples(client)
+    assert told["shmserve_process_cpu_seconds_total"] == {("executor",): 4.0, ("http",): 4.0}
+    assert told["shmserve_process_private_bytes"] == {("executor",): 1010, ("http",): 7}
+    assert told["shmserve_process_resident_bytes"] == {("executor",): 3030, ("http",): 8}
+    models = [("identity", "1"), ("other", "1")]
+    assert told["shmserve_model_cpu_seconds_total"] == dict(zip(models, (1.5, 2.0), strict=True))
+    assert told["shmserve_model_private_bytes"] == dict(zip(models, (1000, 10), strict=True))
+    assert told["shmserve_model_resident_bytes"] == dict(zip(models, (3000, 30), strict=True))
 
 
 def test_labels_of_tritons_metrics_stand_in_its_order(client: Client) -> None:

@@ -6,12 +6,13 @@ process cannot delay a scrape. Metrics reported by models follow. The setting
 """
 
 import functools
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client import core, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
@@ -26,11 +27,13 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.routes.scrape.custom_text import custom_text
 from shmserve.frontends.http.routes.scrape.gpu_metrics import gpu_families
 from shmserve.frontends.http.routes.scrape.triton_metrics import triton_text
+from shmserve.frontends.presented_keys import UNKNOWN
 from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 _MODEL = ("model", "version")
+_HIDDEN = "(hidden)"
 _BOUNDS = [f"{ns / 1e9:g}" for ns in BOUNDS_NS] + ["+Inf"]
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -43,10 +46,12 @@ class Metrics:
         self._triton_names = settings.metrics_triton_names
         self._has_cache = bool(settings.response_cache_bytes)
 
-    def text(self) -> bytes:
-        """Return all metrics with their present values. Raise Unavailable if the coordinator is
-        away, and did not come back in time."""
+    def text(self, hide_keys: bool = False) -> bytes:
+        """Return all metrics with their present values, without names of keys if `hide_keys`. Raise
+        Unavailable if the coordinator is away, and did not come back in time."""
         report = self._dispatcher.coordinator.report()
+        if hide_keys:
+            report = replace(report, keys=_without_names(report.keys))
         return waiting.beside(self._text, report, self._dispatcher.snapshot())
 
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
@@ -62,6 +67,12 @@ class Metrics:
             if self._has_cache and entry.spec.caches_answers
         }
         return triton_text(report, cached).encode()
+
+
+def _without_names(keys: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of all keys' requests together, and of requests with unknown keys."""
+    unknown = keys.get(UNKNOWN, 0)
+    return {_HIDDEN: sum(keys.values()) - unknown, UNKNOWN: unknown} if keys else {}
 
 
 def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
@@ -86,6 +97,7 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
         [((name,), count) for name, count in sorted(report.keys.items())],
     )
     yield from _processes(report)
+    yield from _usage(report)
     yield from _memory(report)
     yield from gpu_families(report.gpus)
     states = Counter(
@@ -255,6 +267,25 @@ def _by_role(report: Report, gauge: str) -> Counter[str]:
 
 def _busy_s(process: ProcessReport) -> float:
     return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
+
+
+def _usage(report: Report) -> Iterator[core.Metric]:
+    """Yield processor time and memory, by role and by model."""
+    for subject, of, labels in (
+        ("process", "processes, by role", ("role",)),
+        ("model", "a model's executors", _MODEL),
+    ):
+        for field, make, name, what in (
+            ("cpu_s", _counter, "cpu_seconds", "Processor time so far"),
+            ("private", _gauge, "private_bytes", "Memory without shared memory"),
+            ("resident", _gauge, "resident_bytes", "Memory with shared memory"),
+        ):
+            totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
+            for use in report.usage:
+                if use.model or labels != _MODEL:
+                    key = tuple(getattr(use, label) for label in labels)
+                    totals[key] += getattr(use, field)
+            yield make(f"{subject}_{name}", f"{what} of {of}", labels, sorted(totals.items()))
 
 
 def _memory(report: Report) -> Iterator[core.Metric]:
