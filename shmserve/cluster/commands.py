@@ -77,7 +77,9 @@ def up(file: ClusterFile) -> Status:
         deadline = time.monotonic() + file.settings.start_timeout_s
         actor = _begin(ray_nodes, file, deadline)
         while True:
-            status: Status = _answer(ray_nodes, actor.status.remote())
+            # The first answer comes after Ray has started the controller's process
+            remaining_s = max(_ANSWER_S, deadline - time.monotonic())
+            status: Status = _answer(ray_nodes, actor.status.remote(), remaining_s)
             lacking = [name for name in file.models if not ready(status).get(name)]
             if not lacking:
                 return status

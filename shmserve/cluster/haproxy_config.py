@@ -56,9 +56,10 @@ _BACKEND = """
 backend {name}
     {retry}
     option httpchk
+    http-check connect{check}
     http-check send meth GET uri {path} ver HTTP/1.1 hdr Host localhost
     http-check expect error-status L7OKC status 200
-    server-template s 1-{slots} 127.0.0.1:1 check{check} inter {ms}ms fall 2 rise 1{proto} {down}
+    server-template s 1-{slots} 127.0.0.1:1 check inter {ms}ms fall 2 rise 1{proto} {down}
 """
 
 # After a 503 of a service, no part of the request has run. Without an answer, some part may have
@@ -73,11 +74,12 @@ _HTTP = {
     "named": "path_beg /v2/models/",
     "retry": "option http-buffer-request\n    retry-on conn-failure 503",
 }
-# gRPC statuses come in trailers, and streams may be silent for long
+# gRPC statuses come in trailers, and streams may be silent for long. HAProxy 2.6 obeys a template's
+# `check-proto` for the first server only, so `http-check` names the protocol of checks.
 _GRPC = {
     "door": "grpc",
     "proto": " proto h2",
-    "check": " check-proto h1",
+    "check": " proto h1",
     "client": "timeout client 1h",
     "within": "timeout client 1h",
     "alone": "timeout server 1h",

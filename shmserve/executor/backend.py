@@ -7,7 +7,7 @@ of a tensor lie, and on which device, is the business of the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -190,6 +190,8 @@ class Context(Struct, frozen=True):
     auto: bool = False  # a backend that cannot use the device may run on the CPU instead
     models: OtherModels = NO_MODELS  # the server's other models
     metrics: CustomMetrics = field(default_factory=lambda: custom_metrics.registry)
+    # Called by a backend that chooses the threads of its runs, with their number
+    show_threads: Callable[[int], None] = lambda _: None
 
     @property
     def xp(self) -> Any:

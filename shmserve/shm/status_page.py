@@ -18,6 +18,7 @@ DEPTH = 0  # requests waiting or running
 BUSY_SINCE = 8  # when the model began, in CLOCK_MONOTONIC ns; 0: idle; a separate cache line
 RUNNING = 9  # requests that the model works on, part of DEPTH
 VALUES = 10  # values that the model has reported about itself
+THREADS = 11  # threads on which the backend runs the model; 0: the backend does not choose
 COUNTERS = 16  # first word of the counters
 _SEQUENCES = COUNTERS + executor_counters.NWORDS  # number of digest words in use
 _FREE_SLOTS = _SEQUENCES + 1  # free slots for sequences
@@ -72,6 +73,9 @@ class StatusPage:
 
     def show_free_slots(self, count: int) -> None:
         self.words[_FREE_SLOTS] = count
+
+    def show_threads(self, count: int) -> None:
+        self.words[THREADS] = count
 
     def close(self) -> None:
         self.counters.release()

@@ -217,8 +217,19 @@ class ClusterRig:
         return all(ready.get(name, 0) >= number for name, number in replicas.items())
 
     def kill_controller(self) -> None:
-        """Kill the controller's process; Ray starts another."""
-        self._ray.kill(self._ray.get_actor("controller", "shmserve"), no_restart=False)
+        """Kill the controller's process and wait until the process is gone; Ray starts another.
+
+        Ray's own `kill` returns before the process ends, which may still answer.
+        """
+        pids: set[int] = set()
+
+        def found() -> bool:
+            pids.update(filter(_is_controller, self._all_pids()))
+            return bool(pids)
+
+        wait_until(found, "no controller runs", _END_S)
+        kill(pids)
+        wait_until(lambda: not any(map(is_running, pids)), "the controller does not end", _END_S)
 
     def answered_by(self, port: int) -> int:
         """Return the balancer's count of 2xx answers from the service with this HTTP port."""
@@ -249,6 +260,14 @@ class ClusterRig:
     def _all_pids(self) -> set[int]:
         """Return the pids of all processes that were started for this cluster."""
         return marked(f"RAY_TMPDIR={self.folder}") - _ancestors()
+
+
+def _is_controller(pid: int) -> bool:
+    """Return True if Ray calls this process the controller: `ray::controller`, or by its class."""
+    with contextlib.suppress(OSError):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return title.startswith((b"ray::controller", b"ray::ControllerActor"))
+    return False
 
 
 def kill(pids: set[int]) -> None:

@@ -1,11 +1,13 @@
 """TorchScript model in a server: copied bytes; writes to read-only memory kill no process."""
 
+import os
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shmserve.executor.backends.thread_trial import candidates
 from tests.servers import Server
 
 pytestmark = pytest.mark.torch
@@ -48,3 +50,17 @@ def test_inputs_are_copied_only_for_models_that_write_into_them(tmp_path: Path) 
         "in_place": (1, x.nbytes),
         "same": (0, 0),
     }
+
+
+@pytest.mark.parametrize("fixed", ["", "3"])
+def test_the_number_of_threads_is_shown(tmp_path: Path, fixed: str) -> None:
+    write(tmp_path, "double", "Double")
+    found, _, parameter = CONFIG.partition("parameters")
+    text = found + "parameters" + parameter.replace('"1"', f'"{fixed}"') if fixed else found
+    (tmp_path / "double" / "config.pbtxt").write_text(text)
+    counts = (3,) if fixed else candidates(len(os.sched_getaffinity(0)))
+    with Server(tmp_path, http_workers=1) as server:
+        for _ in range(30):
+            server.infer_binary("double", np.ones(8, np.float32), name="INPUT__0")
+        [row] = server.show("models")
+    assert row["threads"] in counts

@@ -56,9 +56,12 @@ def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Ro
     ]
 
 
-def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -> list[Row]:
+def model_rows(
+    reconciler: Reconciler, rates: Mapping[tuple[str, str], float], threads: Mapping[str, int]
+) -> list[Row]:
     """Return one row for each instance, and one for each model without instances. `rates`:
-    requests per second of each model version, over all instances."""
+    requests per second of each model version, over all instances. `threads`: threads on which a
+    process runs its model; 0: the backend does not choose."""
     rows: list[_ModelRow] = []
     published = compositions.compose(reconciler.models.entries())
     for name, model in sorted(reconciler.models.by_name.items()):
@@ -70,17 +73,8 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
                 number, note = version.spec.version, version.spec.batch_note
                 rows += [
                     _ModelRow(
-                        *(
-                            name,
-                            number,
-                            state,
-                            r.name,
-                            r.state.value,
-                            r.pid,
-                            r.exits,
-                            r.reason,
-                            note,
-                        )
+                        *(name, number, state, r.name, r.state.value, r.pid),
+                        *(threads.get(r.process, 0), r.exits, r.reason, note),
                     )
                     for r in version.instances
                 ]
@@ -105,6 +99,7 @@ class _ModelRow(Struct):
     instance: str = ""
     instance_state: str = ""
     pid: int = 0
+    threads: int = 0
     exits: int = 0
     reason: str = ""
     note: str = ""

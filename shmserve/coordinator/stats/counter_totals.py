@@ -29,7 +29,7 @@ from shmserve.protocol.control import stats_messages as wire
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page, metrics_area
 from shmserve.shm.replaced_file import ReplacedFile
-from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING, VALUES
+from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING, THREADS, VALUES
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
@@ -62,7 +62,8 @@ _decode = msgpack_decoder(Totals)
 class CounterReading(Struct):
     """Contents of one page: rows of a frontend, or runs of an executor with the number of values
     reported by its model. An unchanged page gives the identical object again. `oldest_run_ns`:
-    start of the frontend's oldest run of an ensemble (CLOCK_MONOTONIC); 0 without runs."""
+    start of the frontend's oldest run of an ensemble (CLOCK_MONOTONIC); 0 without runs. `threads`:
+    threads on which the executor's backend runs the model; 0: the backend does not choose."""
 
     owner: wire.PageOwner
     gauges: Gauges
@@ -74,6 +75,7 @@ class CounterReading(Struct):
     values: int = 0
     keys: dict[str, int] = field(default_factory=dict)
     oldest_run_ns: int = 0
+    threads: int = 0
 
     @property
     def report(self) -> wire.ProcessReport:
@@ -345,7 +347,7 @@ def _parse(owner: wire.PageOwner, words: Words) -> CounterReading | None:
             return None
         gauges = read_gauges(counters)
         busy = words[DEPTH], words[BUSY_SINCE], words[RUNNING], words[VALUES]
-        return CounterReading(owner, gauges, {}, runs, *busy)
+        return CounterReading(owner, gauges, {}, runs, *busy, threads=words[THREADS])
     rows = request_counters.read(words)
     if rows is None:
         return None

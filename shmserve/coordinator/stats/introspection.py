@@ -132,7 +132,11 @@ class Introspection:
         rates = self.monitoring.rates if self.monitoring is not None else dict
         tables = {
             "processes": lambda: admin_tables.process_rows(self._reconciler, now, self._own),
-            "models": lambda: admin_tables.model_rows(self._reconciler, rates()),
+            "models": lambda: admin_tables.model_rows(
+                self._reconciler,
+                rates(),
+                {page.owner.process: page.threads for page in self.counters.readings()},
+            ),
             "regions": lambda: admin_tables.region_rows(self._sources.book),
             "stats": lambda: admin_tables.stats_rows(self._sources.report()),
             "resources": lambda: admin_tables.resource_rows(self._sources.resources()),

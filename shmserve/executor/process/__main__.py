@@ -153,7 +153,9 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            backend, spec = model_loading.load(self.instance, self.devices, self.calls)
+            backend, spec = model_loading.load(
+                self.instance, self.devices, self.calls, self.status.show_threads
+            )
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
@@ -306,6 +308,9 @@ def run_instance(process: str, master_fd: int, settings: config.Settings) -> int
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model that parses arguments must not see the server's options
     sys.dont_write_bytecode = True  # repositories are read-only for the server
+    # Spinning OpenMP threads (torch's) keep cores from other processes of the server: a small
+    # TorchScript model is 20 times slower. libgomp reads the variable when libgomp is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     raise_oom_score(_OOM_SCORE_ADJ)
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -37,12 +38,16 @@ _TEXT_BYTES = 8
 
 
 def load(
-    instance: Instance, devices: Devices, models: OtherModels = NO_MODELS
+    instance: Instance,
+    devices: Devices,
+    models: OtherModels = NO_MODELS,
+    show_threads: Callable[[int], None] = lambda _: None,
 ) -> tuple[Backend, ModelSpec]:
     """Load and warm up the model of an instance. Return the backend and the completed spec. Raise
-    the cause of a failure; nothing is left behind."""
+    the cause of a failure; nothing is left behind. `show_threads`: of the `Context`."""
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
+    context = msgspec.structs.replace(context, show_threads=show_threads)
     backend, spec = ragged.load(backend, context)
     try:
         if backend.device == CPU:  # also the case if the backend could not use the instance's GPU

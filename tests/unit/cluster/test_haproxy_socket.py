@@ -100,6 +100,37 @@ def test_one_that_is_not_there_is_named(tmp_path) -> None:
         Balancer("127.0.0.1:1").route({})
 
 
+class Checked(BaseHTTPRequestHandler):
+    """A service that answers HTTP/1.1 checks, and nothing else."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_each_server_of_a_model_is_checked_by_http(balancer: Balancer, door: str) -> None:
+    """HAProxy 2.6 obeyed `check-proto` of a server-template for the first server only."""
+    name = f"{door}_model_digits"
+    with served(Checked) as one, served(Checked) as two:
+        grpc = {Address("127.0.0.1", 1, one.server_port), Address("127.0.0.1", 2, two.server_port)}
+        balancer.route({name: dict.fromkeys(grpc, 1)})
+        wait_until(lambda: states(balancer, name) == ["UP", "UP", "MAINT"], "not both are up")
+
+
+def states(balancer: Balancer, backend: str) -> list[str]:
+    """Return the states of the servers of a backend, once their checks have ended."""
+    lines = balancer.ask(["show stat"]).lstrip("# \n").splitlines()
+    names = lines[0].split(",")
+    rows = [dict(zip(names, line.split(","), strict=False)) for line in lines[1:] if line]
+    servers = [row for row in rows if row["pxname"] == backend and row["svname"] != "BACKEND"]
+    return [row["status"] if row["check_status"] else "MAINT" for row in servers]
+
+
 class OneModel(BaseHTTPRequestHandler):
     """A service's model: it is ready until its only request has begun, which waits to be let go."""
 
@@ -127,17 +158,26 @@ class OneModel(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def one_model() -> Iterator[Address]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), OneModel)
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    """Run an HTTP server on a free port of 127.0.0.1."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield Address("127.0.0.1", server.server_port, server.server_port)
+        yield server
     finally:
-        OneModel.may_end.set()
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def one_model() -> Iterator[Address]:
+    with served(OneModel) as server:
+        try:
+            yield Address("127.0.0.1", server.server_port, server.server_port)
+        finally:
+            OneModel.may_end.set()
 
 
 def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(settings, balancer):

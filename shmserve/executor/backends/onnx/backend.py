@@ -76,6 +76,7 @@ class OnnxRuntimeBackend:
         spec, ort = context.spec, import_extra("onnxruntime", "onnxruntime", "onnx")
         path = session.model_path(spec, context.directory)
         options = session.options(ort, spec, on_gpu=context.device != CPU)
+        context.show_threads(options.intra_op_num_threads or session.all_cores())
         self._session, self._ordinal = cuda_provider.open_session(ort, path, options, context)
         self._run_options = session.run_options(ort, spec, self._ordinal)
 

@@ -139,7 +139,12 @@ def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
 def default_threads(spec: ModelSpec) -> int:
     """Return the number of threads for one instance of a model: a share of the cores."""
     instances = sum(group.size for group in instance_groups.read(spec.config)) or 1
-    return max(1, len(os.sched_getaffinity(0)) // instances)
+    return max(1, all_cores() // instances)
+
+
+def all_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -13,6 +13,7 @@ from shmserve.core.device_names import ordinal_of
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends.onnx.session import default_threads, thread_count
+from shmserve.executor.backends.thread_trial import ThreadTrial, candidates
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 _log = logging.getLogger(__name__)
@@ -64,15 +65,18 @@ def cleans_cache(spec: ModelSpec) -> bool:
     return _flag(spec, _CLEAN_CACHE, spec.parameters.get(_CLEAN_CACHE, "false"))
 
 
-def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
+def set_options(
+    torch: Any, spec: ModelSpec, on_gpu: bool = False
+) -> tuple[Callable[[], Any], ThreadTrial]:
     """Apply the parameters of config.pbtxt. Return a function that makes the context manager of a
-    run. `on_gpu`: True if parameters for a GPU apply."""
+    run, and the choice of threads. `on_gpu`: True if parameters for a GPU apply."""
     threads = default_threads(spec)
+    counts = (threads,) if on_gpu else candidates(threads)
     inter_op = 1
     mode: Callable[[], Any] = torch.inference_mode
     for name, text in spec.parameters.items():
         if name == "INTRA_OP_THREAD_COUNT":
-            threads = thread_count(spec, name, text, 1)
+            counts = (thread_count(spec, name, text, 1),)
         elif name == "INTER_OP_THREAD_COUNT":
             inter_op = thread_count(spec, name, text, 1)
         elif name == "INFERENCE_MODE":
@@ -93,12 +97,12 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
             )
             reason = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
             _log.info("configuration: parameters.%s: no effect (%s)", name, reason)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(counts[0])
     try:
         torch.set_num_interop_threads(inter_op)
     except RuntimeError:  # only possible once in a process
         _log.debug("INTER_OP_THREAD_COUNT has no effect: torch's threads have started already")
-    return mode
+    return mode, ThreadTrial(counts)
 
 
 def _flag(spec: ModelSpec, name: str, text: str) -> bool:

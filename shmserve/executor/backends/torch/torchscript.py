@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -63,7 +65,10 @@ class PytorchBackend:
                 raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
             document.require_complete(spec)
             self._ordinal = arguments.choose_device(self._torch, context)
-            self._mode = arguments.set_options(self._torch, spec, self.reads_on_device)
+            options = arguments.set_options(self._torch, spec, self.reads_on_device)
+            self._mode, self._trial = options
+            context.show_threads(self._trial.chosen)
+            self._show_threads = context.show_threads
             self._cleans_cache = self.reads_on_device and arguments.cleans_cache(spec)
             path = os.path.join(context.directory, spec.version, spec.config.model_file)
             self._model = self._script(path, spec)
@@ -97,7 +102,7 @@ class PytorchBackend:
     def _answer(self, request: Request) -> Response:
         try:
             with self._mode():
-                result = self._call(request)
+                result = self._timed(request) if self._trial.is_open else self._call(request)
                 outputs = dict(self._named(result, request.requested))
             response = Response(outputs=self._check.answer(request.requested, outputs))
             if self._cleans_cache:
@@ -105,6 +110,17 @@ class PytorchBackend:
             return response
         except Exception as ex:
             return Response(error=from_exception(ex, _log, "inference failed"))
+
+    def _timed(self, request: Request) -> Any:
+        """Run the model on the number of threads that the trial chooses, and record the time."""
+        elements = sum(prod(tensor.shape) for tensor in request.inputs.values())
+        count = self._trial.threads(elements)
+        self._torch.set_num_threads(count)
+        began = time.perf_counter()
+        result = self._call(request)
+        self._trial.ran(elements, count, time.perf_counter() - began)
+        self._show_threads(self._trial.chosen)
+        return result
 
     # ---------------------------------------------------------------- inputs
 
