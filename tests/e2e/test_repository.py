@@ -48,5 +48,6 @@ def test_check_tells_of_hints_without_effect(repository: Path) -> None:
         ).splitlines()
         if line.startswith("note")
     ]
-    assert all(line.startswith("note  model batched version 1: ") for line in notes), notes
-    assert "optimization.input_pinned_memory" in "".join(notes)
+    assert [line.split()[2] for line in notes] == ["bare", "batched"], notes
+    assert "max_batch_size 4 is the default" in notes[0]
+    assert "optimization.input_pinned_memory" in notes[1]

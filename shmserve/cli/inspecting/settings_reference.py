@@ -38,8 +38,8 @@ An example of a file:
     pipe = ["preprocess", "classify"]
 
 - A table is a prefix: `[http] bind` is `http_bind`, `[http.tls] cert` is `http_tls_cert`. A setting
-  in both forms is an error. `pipelines` and `host_policies` are tables themselves, with an entry
-  per name.
+  in both forms is an error. Settings without a table stand above the first table. `pipelines` and
+  `host_policies` are tables themselves, with an entry per name.
 - Sizes (`…_bytes`) are bytes, or texts with a unit: `k`, `M`, `G`, `T` and `KiB`, `MiB`, `GiB`,
   `TiB` are powers of 1024, `kB`, `MB`, `GB`, `TB` of 1000; capitals do not matter.
 - Times (`…_s`) are seconds, or texts with a unit: `ms`, `s`, `min`, `h`, `d`.

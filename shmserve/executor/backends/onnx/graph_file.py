@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, Struct
 
-from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.errors import ConfigError
 from shmserve.executor.backends.onnx import completion, session
 from shmserve.executor.backends.onnx.session import ELEMENTS
 from shmserve.protocol.protobuf.wire import LEN, VARINT, Malformed, Walk, signed
 from shmserve.tensor.spec import ModelSpec
 
-_MAX_FIELDS = 1 << 22  # each node and each weight of a graph has some
 _MAX_NESTING = 16  # sequences of maps of sequences
 # Fields of TypeProto
 _TENSORS = {1: "tensor", 8: "sparse_tensor"}
@@ -82,9 +81,8 @@ def read(path: str) -> GraphFile:
                 return _GraphReader(data).graph()
         except ValueError:  # an empty file cannot be mapped
             pass
-        except InvalidArgument as ex:
-            reason = ex.problem if isinstance(ex, Malformed) else ex.message
-            raise ConfigError(f"is not an ONNX model ({reason})") from None
+        except Malformed as ex:
+            raise ConfigError(f"is not an ONNX model ({ex.problem})") from None
     raise ConfigError("is not an ONNX model (it is empty)")
 
 
@@ -93,7 +91,7 @@ class _GraphReader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._walk = Walk(data, _MAX_FIELDS)  # type: ignore[arg-type]  # as good as bytes
+        self._walk = Walk(data)  # type: ignore[arg-type]  # as good as bytes
 
     def graph(self) -> GraphFile:
         """Return the graph of a ModelProto."""
