@@ -76,6 +76,11 @@ class FleetMachine(RuleBasedStateMachine):
     def busy(self, pid, busy_ms):
         self.attempt(self.reconciler.busy, f"executor-{pid}-aa", busy_ms)
 
+    @rule(pid=PIDS)
+    def outgrown(self, pid):
+        self.attempt(self.reconciler.outgrown, f"executor-{pid}-aa", "too much memory")
+        self.failed |= {n for n, r in self.reconciler.instances.items() if r.state is State.FAILED}
+
     @rule(seconds=st.floats(0, 8))
     def wait(self, seconds):
         self.now += seconds
