@@ -28,15 +28,17 @@ class LanePlan(Struct, frozen=True):
 
     Attributes:
         inputs: the inputs; those in the message have no place yet.
-        counts: number of elements of each BYTES input, and -1 for other inputs.
         in_message: True if bytes of inputs come in the message.
+        inline_bytes: number of these bytes.
+        texts: index and number of elements of each BYTES input in the message.
         outputs: names of the requested outputs; empty: all.
         places: windows of outputs.
     """
 
     inputs: tuple[WireTensor, ...]
-    counts: tuple[int, ...]
     in_message: bool
+    inline_bytes: int
+    texts: tuple[tuple[int, int], ...]
     outputs: tuple[str, ...]
     places: tuple[OutputPlace, ...]
     caller_number: int

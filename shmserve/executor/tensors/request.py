@@ -190,20 +190,20 @@ class Outputs(Struct, eq=False):
         for name in places:
             if name in by_name:
                 sizes[name] = places[name].size_of(by_name[name])
-        inline_bytes = request.inline_bytes
         for name in request.requested:
             if name not in by_name:
                 continue
             output = by_name[name]
+            is_array = type(output.array) is np.ndarray
             if name in sizes:
                 self.tensors.append(places[name].put(output, sizes[name]))
                 self.copied += places[name].copied
                 self.moved += places[name].moved
             elif output.datatype == "BYTES":
                 self._encode(output)
-            elif type(output.array) is not np.ndarray and is_on_device(output.array):
+            elif not is_array and is_on_device(output.array):
                 self._take_out(output)
-            elif type(output.array) is np.ndarray and output.array.nbytes < inline_bytes:
+            elif is_array and output.array.nbytes < request.inline_bytes:
                 self._inline(output, output.array.tobytes())
             elif not (name in request.offers and self._is_in_offer(output)):
                 self._copy(output)
