@@ -181,7 +181,8 @@ class Outputs(Struct, eq=False):
         on_host = True
         for output in response.outputs:
             by_name[output.name] = output
-            on_host = on_host and type(output.array) is np.ndarray
+            if type(output.array) is not np.ndarray:
+                on_host = False
         if not on_host:
             self.await_device(response)
         places = request.places
