@@ -109,8 +109,8 @@ class LaneGate:
         return execute, call
 
     def _plan(self, caller: Caller, message: wire.LaneRequest) -> LanePlan:
-        """Check all but the bytes of a request, and return its plan; raises as `admit`. The plan is
-        kept, unless the request has parameters: these are checked each time."""
+        """Check all but the bytes of a request, and return the plan; raises as `admit`. The plan is
+        kept, unless the request has parameters, which are checked each time."""
         regions = self._plans.regions if _has_windows(message) else {}
 
         def find(spec: ModelSpec, window: RegionWindow | wire.LaneWindow) -> RegionRef:
@@ -198,7 +198,7 @@ class LaneGate:
         self, plan: LanePlan, message: wire.LaneRequest
     ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
         """Return the inputs, and the bytes of inputs that came in the message. Raise
-        InvalidArgument if BYTES elements are not what they should be."""
+        InvalidArgument if the bytes of a BYTES input do not fit the shape."""
         for index, count in plan.texts:
             tensor = message.inputs[index]
             assert isinstance(tensor.at, bytes)

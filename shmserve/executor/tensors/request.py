@@ -93,7 +93,7 @@ class ExecutorRequest:
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
         """Return a writable array in the output slot of `name`, or in private memory for an output
-        that is sent in the answer itself. A second call replaces the offer. In a stream, the array
+        in the answer itself. A second call replaces the offer. In a stream, the array
         is never in the client's memory, where an earlier answer may still be read."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
