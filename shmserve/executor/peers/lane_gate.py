@@ -192,6 +192,7 @@ class LaneGate:
             tuple([_output(output) for output in message.outputs]),
             message.id,
             message.parameters,
+            binary_output=True,
         )
 
     def _with_bytes(
