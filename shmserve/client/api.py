@@ -316,9 +316,9 @@ class Client(ServiceCalls):
         self, model: str, version: str, inputs: Mapping[str, Any], until: float
     ) -> list[ClientTensor]:
         """Convert inputs to tensors. Lists and numbers get the datatype of the model's input."""
-        plain = {name for name, value in inputs.items() if type(value) in _PLAIN}
-        if not plain:
+        if _PLAIN.isdisjoint(map(type, inputs.values())):
             return [ClientTensor(name, value) for name, value in inputs.items()]
+        plain = {name for name, value in inputs.items() if type(value) in _PLAIN}
         for again in (True, False):
             types = self._requester.input_types(model, version, until)
             try:

@@ -93,7 +93,7 @@ class HttpAnswers:
                 arrays[name] = array
         parameters = {k: v for k, v in document.items() if k not in described and k not in _OURS}
         head = {key: document[key] for key in _OURS if key in document}
-        return Result(arrays, {**head, "parameters": parameters}, None)
+        return Result.from_document(arrays, {**head, "parameters": parameters}, None)
 
 
 def _array(value: Any, name: str, datatype: str, shape: tuple[int, ...]) -> Any:

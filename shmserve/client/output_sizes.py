@@ -16,11 +16,16 @@ _SMALL = 4096  # bytes; a smaller output travels as fast in a response body or a
 _UNKNOWN: tuple[str, tuple[int, ...]] = (tensors.BYTES, ())
 
 
-class DescribedModel(Struct, frozen=True):
-    """Model as its metadata describes it: datatypes and shapes of outputs, datatypes of inputs."""
+class DescribedModel(Struct):
+    """Model as its metadata describes it: datatypes and shapes of outputs, datatypes of inputs.
+    `names`: names of the outputs."""
 
     outputs: dict[str, tuple[str, tuple[int, ...]]]
     inputs: dict[str, str] = {}
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.outputs)
 
     @classmethod
     def from_metadata(cls, metadata: Any) -> DescribedModel:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -59,7 +60,8 @@ class RequestAttempt:
         self.on_gpu = False
         try:
             copies = self._place_inputs()
-            self._place_outputs()
+            if any(outputs.values()):
+                self._place_outputs()
             if copies or self._gpus:
                 self._fill(copies)
         except BaseException:
@@ -73,7 +75,10 @@ class RequestAttempt:
         a GPU without room go to the host's block."""
         elsewhere: dict[int | None, list[ClientTensor]] = {}
         for tensor in self._inputs:
-            pool = self._pool_of(tensor.device) if tensor.payload is None else None
+            # an array with memory of its own lies in no pool
+            may_lie_there = tensor.device is not None or tensor.array.base is not None
+            sought = may_lie_there and tensor.payload is None
+            pool = self._pool_of(tensor.device) if sought else None
             location = pool.find(tensor.array) if pool is not None else None
             if pool is not None and location is not None:
                 self._places[tensor.name] = TensorPlace(pool, *location)
@@ -191,24 +196,25 @@ class RequestAttempt:
             place = self._places.get(tensor.name)
             if place is None and tensor.nbytes >= INLINE_BYTES:
                 return None
-            at = bytes(tensor.data()) if place is None else place.on_lane(tensor.nbytes)
+            at = tensor.tobytes() if place is None else place.on_lane(tensor.nbytes)
             inputs.append(LaneTensor(tensor.name, tensor.datatype, tensor.shape, at))
-        outputs = []
-        for name, nbytes in self._outputs.items():
-            window = self.windows.get(name)
-            if window is None and nbytes:
+        outputs = _in_message(tuple(self._outputs))
+        if any(self._outputs.values()):
+            windows = {n: place.on_lane(nbytes) for n, (place, nbytes) in self.windows.items()}
+            if any(nbytes and name not in windows for name, nbytes in self._outputs.items()):
                 return None
-            outputs.append(
-                LaneOutput(name, None if window is None else window[0].on_lane(window[1]))
-            )
-        ahead = 1 if self.windows else max(1, INLINE_TOTAL // (INLINE_BYTES * max(1, len(outputs))))
+            outputs = tuple([LaneOutput(name, windows.get(name)) for name in self._outputs])
+        credit = 0
+        if stream:
+            most = INLINE_TOTAL // (INLINE_BYTES * max(1, len(outputs)))
+            credit = 1 if self.windows else max(1, most)
         return LaneRequest(
             next(_numbers),
             tuple(inputs),
-            tuple(outputs),
+            outputs,
             request_id,
             dict(parameters) if parameters else {},
-            credit=ahead if stream else 0,
+            credit=credit,
         )
 
     # ---------------------------------------------------------------------- life
@@ -229,6 +235,12 @@ class RequestAttempt:
         leases, self._held = self._held, []
         for pool, block in leases:
             pool.release(block)
+
+
+@lru_cache(maxsize=256)
+def _in_message(names: tuple[str, ...]) -> tuple[LaneOutput, ...]:
+    """Return outputs that come in the lane's answer."""
+    return tuple([LaneOutput(name) for name in names])
 
 
 def _aligned(tensor: ClientTensor) -> int:

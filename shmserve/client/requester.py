@@ -60,7 +60,7 @@ class Requester(Struct, eq=False):
     def run_until(self, call: ClientCall, until: float) -> Result:
         """Do as `run`, with a deadline (`time.monotonic`) instead of the call's timeout."""
         described = self._model((call.model, call.version), until)
-        names = tuple(described.outputs) if call.outputs is None else call.outputs
+        names = described.names if call.outputs is None else call.outputs
         key = (call.model, call.version)
         shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
         barred = self._barred.get(call.model, _NOTHING)
@@ -135,7 +135,7 @@ class Requester(Struct, eq=False):
     ) -> AnswerSource | None:
         """Start a stream over a lane, and wait for the first answer. None: no lane was free."""
         key = (call.model, call.version)
-        names = tuple(described.outputs) if call.outputs is None else call.outputs
+        names = described.names if call.outputs is None else call.outputs
         sizes = stream_windows(described, names, largest)
         barred = self._barred.get(call.model, _NOTHING)
         for repeat in range(_REPEATS + 1):

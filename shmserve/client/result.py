@@ -1,7 +1,7 @@
 """Call of a client, and the result of an inference."""
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -43,17 +43,26 @@ class Result(Mapping[str, Any]):
     def __init__(
         self,
         arrays: dict[str, Any],
-        document: dict[str, Any],
+        about: tuple[str, str, str],
+        parameters: dict[str, Any],
         receipt: dict[str, Any] | None,
         transport: str = "http",
     ) -> None:
+        """`about`: model name, model version and request id."""
         self._arrays = arrays
-        self.model = str(document.get("model_name", ""))
-        self.version = str(document.get("model_version", ""))
-        self.id = str(document.get("id", ""))
-        self.parameters: dict[str, Any] = document.get("parameters") or {}
+        self.model, self.version, self.id = about
+        self.parameters = parameters
         self.receipt = receipt
         self.transport = transport
+
+    @classmethod
+    def from_document(
+        cls, arrays: dict[str, Any], document: dict[str, Any], receipt: dict[str, Any] | None
+    ) -> Self:
+        """Return the result of an answer over HTTP, given its JSON."""
+        words = [str(document.get(key, "")) for key in ("model_name", "model_version", "id")]
+        about = (words[0], words[1], words[2])
+        return cls(arrays, about, document.get("parameters") or {}, receipt)
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]

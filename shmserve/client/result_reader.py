@@ -70,10 +70,9 @@ class ResultReader(Struct, eq=False):
                 arrays[name] = self._arrived(tensors.from_bytes(data, datatype, shape, name, model))
         except (ValueError, KeyError) as ex:
             raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
-        document: dict[str, Any] = {"model_name": model, "model_version": opened.version}
-        document |= {"id": request_id, "parameters": answer.parameters}
+        about = (model, opened.version, request_id)
         receipt_document = _receipt(answer.receipt, opened.instance) if receipt else None
-        return Result(arrays, document, receipt_document, "lane")
+        return Result(arrays, about, answer.parameters, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
         """Return an HTTP response's result. Raise InferenceError if the response is malformed."""
@@ -102,7 +101,9 @@ class ResultReader(Struct, eq=False):
             array = tensors.from_bytes(data, output["datatype"], shape, name, model)
             arrays[name] = self._arrived(array)
         receipt = reply.headers.get("shmserve-receipt")
-        return Result(arrays, document, _decode(receipt.encode()) if receipt else None)
+        return Result.from_document(
+            arrays, document, _decode(receipt.encode()) if receipt else None
+        )
 
     def _arrived(self, array: Any) -> Any:
         """Return an array on the requested device; numpy arrays are aligned."""

@@ -17,7 +17,9 @@ Array = np.ndarray[Any, Any]
 
 BYTES = "BYTES"
 _ROWS = {row.name: row for row in ROWS if row.itemsize}
-_BY_DTYPE = {row.numpy_name: row.name for row in _ROWS.values()}
+_BY_NAME = {row.numpy_name: row.name for row in _ROWS.values()}
+_DTYPES = {row.name: np.dtype(row.numpy_name) for row in _ROWS.values() if not row.extension}
+_BY_DTYPE: dict[np.dtype[Any], str] = {}  # datatypes found so far
 NO_JSON = frozenset(row.name for row in ROWS if not row.json_ok)
 
 
@@ -67,6 +69,13 @@ class ClientTensor:
             device_arrays.to_host(self.array, target)
         else:
             device_arrays.copy(self.array, target)
+
+    def tobytes(self) -> bytes:
+        """Return a copy of the bytes, for a lane's message."""
+        if self.payload is not None:
+            return self.payload
+        data: bytes = self.array.tobytes() if self.device is None else bytes(self.data())
+        return data
 
     def data(self) -> memoryview:
         """Return the bytes for a request body."""
@@ -124,8 +133,12 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
     """Return the protocol's name of a dtype. Raise ValueError for other dtypes."""
-    datatype = _BY_DTYPE.get(dtype.name)
+    datatype = _BY_DTYPE.get(dtype)
+    if datatype is not None:
+        return datatype
+    datatype = _BY_NAME.get(dtype.name)
     if datatype is not None and dtype.isnative:
+        _BY_DTYPE[dtype] = datatype
         return datatype
     if dtype.kind in "SUO":
         return BYTES
@@ -134,9 +147,10 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
     """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 is uint16 bits."""
+    dtype = _DTYPES.get(datatype)
+    if dtype is not None:
+        return dtype
     row = _ROWS[datatype]
-    if not row.extension:
-        return np.dtype(row.numpy_name)
     try:
         import ml_dtypes
     except ImportError:

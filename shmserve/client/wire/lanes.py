@@ -6,6 +6,7 @@ While no lane is available, requests go over HTTP, and after a pause the client 
 again.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from shmserve.transport.looking import LookingWait
 Key = tuple[str, str]  # model name and version, as requested
 
 _MAX_IDLE = 16
+_STEPS = 8  # steps, per second, of longer waits for an answer
 _AGAIN_S = 1.0  # seconds without further attempts after a refused lane
 # Seconds to wait beyond the server's deadline, for the server's own deadline error: the server
 # checks deadlines once a second.
@@ -44,8 +46,10 @@ class ClientLane:
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
 
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
-        """Return the next answer, or None after `timeout_s` seconds. Raise PeerDied or
-        ProtocolViolation if the lane has failed; no answer will come."""
+        """Return the next answer, or None after `timeout_s` seconds or slightly more. Raise
+        PeerDied or ProtocolViolation if the lane has failed; no answer will come."""
+        if timeout_s > 1.0:  # the same time for most requests costs no system call to set it
+            timeout_s = math.ceil(timeout_s * _STEPS) / _STEPS
         received = self._wait(timeout_s)
         if received is None:
             return None
@@ -127,7 +131,8 @@ def converse(
         lane = lanes.take(key, until)
         if lane is None:
             return None
-        data = wire.encode(replace(request, timeout_ns=int(left_s(until) * 1e9)))
+        remaining_s = left_s(until)
+        data = wire.encode(replace(request, timeout_ns=int(remaining_s * 1e9)))
         if len(data) > MAX_MESSAGE:
             lanes.give(key, lane)
             return None
@@ -137,7 +142,7 @@ def converse(
             lane.channel.send(data)
             sent = True
             with cancellable(lane.channel.refuse):
-                answer = lane.receive(min(left_s(until), lane.limit_s))
+                answer = lane.receive(min(remaining_s, lane.limit_s))
             ours = answer is not None and answer.number == request.number and not answer.moved
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):

@@ -198,8 +198,8 @@ class CounterTotals:
         return now >= self._settle_until
 
     def uncounted(self) -> dict[str, int]:
-        """Return the answers that executors have sent and not counted yet: a number for each, by
-        page. Executors send an answer to a lane first, and count a moment later."""
+        """Return a number for each answer sent but not counted yet, by page. Executors answer
+        lanes first, and count a moment later."""
         words = {name: _uncounted(page) for name, page in self._pages.items()}
         return {name: number for name, number in words.items() if number}
 

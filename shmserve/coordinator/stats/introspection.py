@@ -21,8 +21,8 @@ from shmserve.protocol.control.link_messages import Show, Shown, Stats
 from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.transport.channel import close_all
 
-# Longest wait of a report for executors to count the answers that they have sent, and the time
-# between two looks, in seconds. Counting takes some microseconds; an executor may have been killed
+# Longest wait of a report for executors to count sent answers, and the time between two looks, in
+# seconds. Counting takes some microseconds; an executor may have been killed
 # or stopped meanwhile.
 _COUNTING_S, _LOOK_S = 0.04, 0.001
 _USAGE_S = 1.0  # least time between two looks at all processes, without a history
@@ -43,8 +43,8 @@ class Introspection:
         self._questions = admin_tables.TableQueries(send)
         self._usage = monitoring.usage if monitoring is not None else ProcessUsage(-inf)
         self._reports: list[tuple[str, int]] = []  # open requests for a report: (process, ticket)
-        self._tables: list[tuple[str, int]] = []  # open requests for the table of these numbers
-        self._uncounted: dict[str, int] = {}  # what they wait for, as `CounterTotals.uncounted`
+        self._tables: list[tuple[str, int]] = []  # open requests for the table `stats`
+        self._uncounted: dict[str, int] = {}  # answers that open requests wait for
         self._count_until = 0.0
         self._look_at = inf
 
@@ -166,8 +166,8 @@ class Introspection:
     def _await_counts(
         self, questions: list[tuple[str, int]], asker: str, ticket: int, now: float
     ) -> None:
-        """Answer a question once the answers that executors have sent by now are counted: the
-        asker may have received one of them."""
+        """Answer a question once all answers sent by now are counted: the asker may have received
+        such an answer."""
         if not (self._reports or self._tables):
             self._count_until = now + _COUNTING_S
         questions.append((asker, ticket))

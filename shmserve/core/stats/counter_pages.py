@@ -5,7 +5,8 @@ Every counting process has a page of its own and is its only writer. The coordin
 up all pages, also after a process's death. A counter is one aligned word that only grows, so no
 reader needs a lock: a read returns each word as of some moment, and two words of one page as of
 moments a few microseconds apart. The values are used for statistics only (I7), except the start of
-a run, which delays the end of executors within a limit.
+a run, which delays the end of executors, and an uncounted answer, which delays reports; both within
+a limit.
 
 A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last five
 are: a number for an answer that an executor has sent and not counted yet (0: none); then, of

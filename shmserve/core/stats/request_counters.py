@@ -166,7 +166,8 @@ class RequestCounters:
             if reason is not Reason.BAD_REQUEST:
                 words[row + _FAIL_NS] += ns
         for at, nbytes in enumerate(copied, row + _COPIED):
-            words[at] += nbytes
+            if nbytes:
+                words[at] += nbytes
 
     def copied_out(self, model: str, version: str, nbytes: int) -> None:
         """Count bytes of an answer that were copied after the request had been counted."""

@@ -27,6 +27,7 @@ class OutputCheck:
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
         self._fitting: dict[str, tuple[int, ...]] = {}  # last shape that fitted, by output
+        self._dtypes: dict[str, np.dtype[Any]] = {}  # last dtype that fitted, by output
 
     def expect(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
         """Return the description of an output that is to have a shape. Raise Internal if the model
@@ -52,17 +53,13 @@ class OutputCheck:
             array = value
             if type(value) is not np.ndarray:
                 array = to_array(value, f"model '{self._model}': output '{name}'")
-            kind = DATATYPES[spec.datatype]
-            if array.dtype != kind.numpy and from_numpy(array.dtype) is not kind:
-                raise Internal(
-                    f"model '{self._model}': output '{name}' must have datatype {kind.name} "
-                    f"({kind.numpy}), got {array.dtype}"
-                )
+            if array.dtype is not self._dtypes.get(name):
+                array = self._of_datatype(spec, array)
             if array.shape != self._fitting.get(name):
                 self._check_shape(spec, array.shape)
-            if array.dtype.kind in "SU":
-                array = array.astype(object)
             outputs[name] = Output(name, spec.datatype, array)
+        if tuple(outputs) == requested:
+            return tuple(outputs.values())
         chosen: list[Output] = []
         for name in requested:
             if name in outputs:
@@ -70,6 +67,19 @@ class OutputCheck:
             elif not partial:
                 raise Internal(f"model '{self._model}' gave no output '{name}'")
         return tuple(chosen)
+
+    def _of_datatype(self, spec: TensorSpec, array: Any) -> Any:
+        """Return an array of an output, strings as objects. Raise Internal for a wrong dtype."""
+        kind = DATATYPES[spec.datatype]
+        if array.dtype != kind.numpy and from_numpy(array.dtype) is not kind:
+            raise Internal(
+                f"model '{self._model}': output '{spec.name}' must have datatype {kind.name} "
+                f"({kind.numpy}), got {array.dtype}"
+            )
+        if array.dtype.kind in "SU":
+            return array.astype(object)
+        self._dtypes[spec.name] = array.dtype
+        return array
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
         if not fits(spec.shape, shape):

@@ -280,7 +280,11 @@ class Loop:
         self._publish()
         outcomes = self._runner.run(batch, now_ns)
         self._running = {}
-        self._publish()
+        if self._decoupled:
+            self._publish()
+        else:
+            self._words[DEPTH] = len(self._queue.waiting)
+            self._words[RUNNING] = self._words[BUSY_SINCE] = 0
         for outcome in outcomes:
             connection, answer = outcome.connection, outcome.answer
             if outcome.violation:

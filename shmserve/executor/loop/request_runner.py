@@ -81,10 +81,11 @@ class RequestRunner:
         result = self._infer(request, outputs)
         if request.offers:
             request.drop_offers()
-        retained = request.retained(connection.frontend)
+        # the bytes of a lane's small inputs live as long as their arrays
+        retained = () if inline_bytes else request.retained(connection.frontend)
         if result.error_code:
             outputs.undo()
-        else:
+        elif outputs.slots:
             held = connection.frontend.held
             for lease in outputs.lease():  # `hold`, inlined: there is mostly one lease
                 held[lease] = held.get(lease, 0) + 1

@@ -52,7 +52,7 @@ class RunStatistics:
         self._clock = clock
 
     def ran(self, message: Execute, timing: Timing) -> None:
-        """Count one run of the model, which has answered one request."""
+        """Count a run of the model for a single request."""
         self.counters.executed(
             self.elements(message) if self.batching else 1,
             self._clock() // 1_000_000,
@@ -63,13 +63,12 @@ class RunStatistics:
         )
 
     def postpone(self, number: int) -> None:
-        """Show that an answer is sent before its run is counted, which `ran_late` does. `number`
-        differs from that of the last such run. A process killed in between leaves this one run
-        uncounted."""
+        """Show that an answer is sent before the run is counted by `ran_late`. `number` differs
+        from run to run. If the process is killed in between, the run stays uncounted."""
         self._words[UNCOUNTED_WORD] = number
 
     def ran_late(self, message: Execute, timing: Timing) -> None:
-        """Count one run as `ran` does, after the answer was sent."""
+        """Count a run as `ran` does, after the answer was sent."""
         self.ran(message, timing)
         self._words[UNCOUNTED_WORD] = 0
 

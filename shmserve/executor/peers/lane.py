@@ -85,6 +85,12 @@ class _Nowhere(list[tuple[int, int]]):
         del item
 
 
+class LaneUser(Struct, eq=False, weakref=True):
+    """User of any number of lanes. `waiting`: number of the user's unanswered requests."""
+
+    waiting: int = 0
+
+
 class LaneOwner(FrontendProcess):
     """The program at the end of a lane, in the place of a frontend process."""
 
@@ -114,6 +120,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
     Attributes:
         caller: user and process at the end of the lane.
         owner: the lane as a frontend process, with the inline tensors.
+        user: the user of the lane and of the same user's other lanes.
         waiting: unanswered requests, by the caller's numbers.
         leaving: new requests go to another executor. While streams are running, the lane still
             takes credit for the streams.
@@ -126,6 +133,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
     caller: Caller
     decoupled: bool
     owner: LaneOwner
+    user: LaneUser
     leaving: bool = False
     running: set[int] = field(default_factory=set)
     waiting: dict[int, LaneCall] = field(default_factory=dict)

@@ -57,13 +57,13 @@ class LaneCounting:
         self._announced = True
 
     def sending(self, call: LaneCall) -> None:
-        """Show that the last answer to a request is sent before the request is counted, which
-        `answered` does. A process killed in between leaves this one request uncounted."""
+        """Show that the last answer to a request is sent before the request is counted by
+        `answered`. If the process is killed in between, the request stays uncounted."""
         if self._page is not None:
             self._page.words[UNCOUNTED_WORD] = call.began_ns
 
     def add(self, call: LaneCall, answer: LaneAnswer) -> None:
-        """Add the bytes that an answer of a stream has copied to those of the request."""
+        """Add the copied bytes of an answer to the copied bytes of the request."""
         before, receipt = call.copied, answer.receipt
         call.copied = (
             before[0] + receipt.copied_in,

@@ -79,7 +79,7 @@ class LaneGate:
         plan, sequence = self._plans.find(caller.uid, message), None
         if plan is None:
             plan = self._plan(caller, message)
-        inputs, inline, inline_bytes = self._with_bytes(plan, message)
+        inputs, inline = self._with_bytes(plan, message)
         timeout_ns, answer_ns = message.timeout_ns, self._timeout_ns
         if timeout_ns:
             if timeout_ns < 0:
@@ -104,12 +104,13 @@ class LaneGate:
             caller_number=plan.caller_number,
             sequence=sequence,
         )
-        call = LaneCall(inline, now_ns, deadline_ns, inline_bytes, credit, answer_ns, ends_ns)
+        copied_in = plan.inline_bytes
+        call = LaneCall(inline, now_ns, deadline_ns, copied_in, credit, answer_ns, ends_ns)
         return execute, call
 
     def _plan(self, caller: Caller, message: wire.LaneRequest) -> LanePlan:
-        """Check all but the bytes of a request, and return its plan; raises as `admit`. The plan is
-        kept, unless the request has parameters: these are checked each time."""
+        """Check all but the bytes of a request, and return the plan; raises as `admit`. The plan is
+        kept, unless the request has parameters, which are checked each time."""
         regions = self._plans.regions if _has_windows(message) else {}
 
         def find(spec: ModelSpec, window: RegionWindow | wire.LaneWindow) -> RegionRef:
@@ -131,10 +132,12 @@ class LaneGate:
             at = IN_MESSAGE if window is None else find(self.spec, window)
             inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
         outputs = message.outputs
+        inline = {i: t.at for i, t in enumerate(message.inputs) if isinstance(t.at, bytes)}
         plan = LanePlan(
             tuple(inputs),
-            counts,
-            any(isinstance(tensor.at, bytes) for tensor in message.inputs),
+            bool(inline),
+            sum(map(len, inline.values())),
+            tuple([(index, counts[index]) for index in inline if counts[index] >= 0]),
             tuple([output.name for output in outputs]),
             tuple(
                 [OutputPlace(o.name, find(self.spec, o.at)) for o in outputs if o.at is not None]
@@ -189,30 +192,32 @@ class LaneGate:
             tuple([_output(output) for output in message.outputs]),
             message.id,
             message.parameters,
+            binary_output=True,
         )
 
     def _with_bytes(
         self, plan: LanePlan, message: wire.LaneRequest
-    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...], int]:
-        """Return the inputs, the bytes of inputs that came in the message, and the number of these
-        bytes. Raise InvalidArgument if BYTES elements are not what they should be."""
+    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
+        """Return the inputs, and the bytes of inputs that came in the message. Raise
+        InvalidArgument if the bytes of a BYTES input do not fit the shape."""
+        for index, count in plan.texts:
+            tensor = message.inputs[index]
+            assert isinstance(tensor.at, bytes)
+            bytes_codec.check(memoryview(tensor.at), count, tensor.name, self.spec.name)
         if not plan.in_message:
-            return plan.inputs, (), 0
+            return plan.inputs, ()
+        number = message.number
         inputs: list[WireTensor] = []
         inline: list[bytes] = []
-        total = 0
-        for tensor, planned, count in zip(message.inputs, plan.inputs, plan.counts, strict=True):
+        for tensor, planned in zip(message.inputs, plan.inputs, strict=True):
             data = tensor.at
             if isinstance(data, bytes):
-                if count >= 0:
-                    bytes_codec.check(memoryview(data), count, tensor.name, self.spec.name)
-                nbytes = len(data)
-                at = Descriptor(0, len(inline), message.number, 0, nbytes)
-                planned = WireTensor(tensor.name, tensor.datatype, tensor.shape, at)
+                at = Descriptor(0, len(inline), number, 0, len(data))
                 inline.append(data)
-                total += nbytes
-            inputs.append(planned)
-        return tuple(inputs), tuple(inline), total
+                inputs.append(WireTensor(planned.name, planned.datatype, planned.shape, at))
+            else:
+                inputs.append(planned)
+        return tuple(inputs), tuple(inline)
 
 
 def answered(answer: Answer, call: LaneCall, read: Read) -> wire.LaneAnswer:

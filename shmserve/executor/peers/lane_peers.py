@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from shmserve.core.control.lane_rules import most_of_one, most_requests
 from shmserve.errors import ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.executor.peers import lane_gate
 from shmserve.executor.peers.frontend_connections import Event, FromPeer
-from shmserve.executor.peers.lane import Lane, LaneOwner
+from shmserve.executor.peers.lane import Lane, LaneOwner, LaneUser
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.log_fields import log_fields
@@ -56,7 +57,7 @@ class LanePeers:
         self._limit = most_requests(settings, gate.spec.decoupled)
         self._tell = tell
         self._lanes: set[Lane] = set()
-        self._waiting: dict[int, int] = {}  # number of requests, by user id
+        self._users: WeakValueDictionary[int, LaneUser] = WeakValueDictionary()  # by user id
         self._buffer = message_buffer()
 
     # ------------------------------------------------------------- beginning and end
@@ -74,7 +75,9 @@ class LanePeers:
         caller = Caller(uid, message.pid, message.started)
         channel = Channel(socket.socket(fileno=fd), self._buffer)
         owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
-        lane = Lane(channel, owner, caller=caller, decoupled=decoupled, owner=owner)
+        user = self._users.get(uid) or LaneUser()
+        self._users[uid] = user
+        lane = Lane(channel, owner, caller=caller, decoupled=decoupled, owner=owner, user=user)
         self._lanes.add(lane)
         return lane
 
@@ -95,7 +98,7 @@ class LanePeers:
         for call in calls:
             self._counting.lost(call)
         # Streams that the model goes on with still count.
-        self._count(lane, len(lane.running) - len(calls))
+        lane.user.waiting += len(lane.running) - len(calls)
         self._tell(LanesOpen((lane.caller.uid,), ended=True))
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class LanePeers:
         if number in lane.running:
             lane.running.remove(number)
             if lane.closed:
-                self._count(lane, -1)
+                lane.user.waiting -= 1
 
     # ------------------------------------------------------------- messages
 
@@ -145,13 +148,13 @@ class LanePeers:
         once; each may be None. Raise ProtocolViolation if the message is unreadable, or not allowed
         now."""
         message: wire.ToLane = wire.decode_to_lane(data)
-        if isinstance(message, wire.LaneCancel):
-            return (Cancel(message.number) if message.number in lane.waiting else None), None
+        if isinstance(message, wire.LaneRequest):
+            if message.number in lane.owner.inline.calls:
+                raise ProtocolViolation("two requests of one number")
+            return self._begin(lane, message)
         if isinstance(message, wire.LaneCredit):
             return self._credit(lane, message), None
-        if message.number in lane.waiting or message.number in lane.owner.inline.calls:
-            raise ProtocolViolation("two requests of one number")
-        return self._begin(lane, message)
+        return (Cancel(message.number) if message.number in lane.waiting else None), None
 
     def _credit(self, lane: Lane, message: wire.LaneCredit) -> Credit | None:
         call = lane.waiting.get(message.number)
@@ -168,7 +171,7 @@ class LanePeers:
             reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
             return None, lane_gate.encoded(replace(reply, moved=True))
         try:
-            if self._waiting.get(caller.uid, 0) >= self._limit:
+            if lane.user.waiting >= self._limit:
                 settings = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
                 raise QueueFull(f"{self._limit} requests of this user wait already ({settings})")
             if decoupled and lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
@@ -181,7 +184,7 @@ class LanePeers:
             self._counting.refused(ex)
             return None, lane_gate.encoded(lane_gate.refused(message.number, ex))
         lane.waiting[message.number] = lane.owner.inline.calls[message.number] = call
-        self._count(lane, 1)
+        lane.user.waiting += 1
         return execute, None
 
     def answer(self, lane: Lane, answer: Answer, send: Callable[[Lane, bytes], None]) -> bool:
@@ -198,7 +201,7 @@ class LanePeers:
                 self._counting.sending(call)
                 send(lane, data)
                 self._counting.answered(call, reply, now_ns)
-                self._count(lane, -1)
+                lane.user.waiting -= 1
             else:
                 self._counting.add(call, reply)
                 call.moved(now_ns)
@@ -207,13 +210,5 @@ class LanePeers:
         finally:
             if is_final:
                 lane.owner.inline.calls.pop(number, None)
-            if answer.outputs:
+            if lane.owner.held:
                 lane.owner.give_back(leases(answer.outputs), self._memory)
-
-    def _count(self, lane: Lane, change: int) -> None:
-        uid = lane.caller.uid
-        waiting = self._waiting.get(uid, 0) + change
-        if waiting:
-            self._waiting[uid] = waiting
-        else:
-            self._waiting.pop(uid, None)

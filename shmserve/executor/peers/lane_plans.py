@@ -1,9 +1,9 @@
-"""Lane plans: what the gate has found out about a request, kept for later requests like it.
+"""Lane plans: the gate's findings about a request, kept for later requests of the same kind.
 
-A plan belongs to one user, and to requests that agree in all but number, id, time limit and the
-bytes of their tensors: names, datatypes, shapes, sizes, windows and requested outputs. Nothing that
-depends on the bytes is kept, and requests with parameters have no plans. A plan with windows holds
-for one snapshot of the registry, so a region that has changed or is gone is noticed at once.
+A plan belongs to a user and to the request's names, datatypes, shapes, sizes, windows and outputs.
+Nothing is kept of number, id, time limit and bytes, and requests with parameters have no plans. A
+plan with windows holds for one snapshot of the registry, so a changed or unregistered region is
+noticed at once.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -27,16 +27,18 @@ class LanePlan(Struct, frozen=True):
     """Prepared parts of a request.
 
     Attributes:
-        inputs: the inputs; those in the message have no place yet.
-        counts: number of elements of each BYTES input, and -1 for other inputs.
+        inputs: the inputs; inputs in the message have no place yet.
         in_message: True if bytes of inputs come in the message.
+        inline_bytes: number of these bytes.
+        texts: index and number of elements of each BYTES input in the message.
         outputs: names of the requested outputs; empty: all.
         places: windows of outputs.
     """
 
     inputs: tuple[WireTensor, ...]
-    counts: tuple[int, ...]
     in_message: bool
+    inline_bytes: int
+    texts: tuple[tuple[int, int], ...]
     outputs: tuple[str, ...]
     places: tuple[OutputPlace, ...]
     caller_number: int

@@ -76,7 +76,8 @@ class LaneTraffic:
                 if refusal is not None:
                     self._send(lane, refusal)
                 behind = lane.refusing and not lane.closed
-            lane.watch(self._epoll)
+            if lane.mask != select.EPOLLIN or not lane.reads:
+                lane.watch(self._epoll)
         except PeerDied:
             if lane.refusing:  # all messages have been read
                 self._end_refused(lane)

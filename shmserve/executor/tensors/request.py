@@ -93,7 +93,7 @@ class ExecutorRequest:
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
         """Return a writable array in the output slot of `name`, or in private memory for an output
-        that is sent in the answer itself. A second call replaces the offer. In a stream, the array
+        in the answer itself. A second call replaces the offer. In a stream, the array
         is never in the client's memory, where an earlier answer may still be read."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
@@ -181,7 +181,8 @@ class Outputs(Struct, eq=False):
         on_host = True
         for output in response.outputs:
             by_name[output.name] = output
-            on_host = on_host and type(output.array) is np.ndarray
+            if type(output.array) is not np.ndarray:
+                on_host = False
         if not on_host:
             self.await_device(response)
         places = request.places
@@ -190,20 +191,20 @@ class Outputs(Struct, eq=False):
         for name in places:
             if name in by_name:
                 sizes[name] = places[name].size_of(by_name[name])
-        inline_bytes = request.inline_bytes
         for name in request.requested:
             if name not in by_name:
                 continue
             output = by_name[name]
+            is_array = type(output.array) is np.ndarray
             if name in sizes:
                 self.tensors.append(places[name].put(output, sizes[name]))
                 self.copied += places[name].copied
                 self.moved += places[name].moved
             elif output.datatype == "BYTES":
                 self._encode(output)
-            elif type(output.array) is not np.ndarray and is_on_device(output.array):
+            elif not is_array and is_on_device(output.array):
                 self._take_out(output)
-            elif type(output.array) is np.ndarray and output.array.nbytes < inline_bytes:
+            elif is_array and output.array.nbytes < request.inline_bytes:
                 self._inline(output, output.array.tobytes())
             elif not (name in request.offers and self._is_in_offer(output)):
                 self._copy(output)

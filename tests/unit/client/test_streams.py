@@ -30,7 +30,7 @@ from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.tensor import bytes_codec
 from shmserve.transport.channel import Channel
 
-A, B = (Result({}, {"id": name}, None) for name in "ab")
+A, B = (Result({}, ("m", "1", name), {}, None) for name in "ab")
 
 
 class Told:

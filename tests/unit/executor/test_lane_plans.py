@@ -181,7 +181,7 @@ def test_a_small_output_takes_no_slot(rig: Rig, datatype: str, offered: bool) ->
     spec = replace(SPEC, outputs=(TensorSpec("OUT", datatype, array.shape),))
     rig.serve(model, spec=spec)
     with lane_to(rig) as lane:
-        answer = lane.ask(request(1, floats(1), outputs=(LaneOutput("OUT"),)))
+        answer = lane.ask(request(1, floats(1)))
     assert answer.status == 200, answer.error
     (output,) = answer.outputs
     assert (output.name, output.datatype, output.shape) == ("OUT", datatype, array.shape)
