@@ -32,6 +32,10 @@ class RouteRule(NamedTuple):
     category: Category
     action: Action | None = None
 
+    def action_of(self, method: str) -> Action:
+        """Return the action of requests with a method."""
+        return self.action or ("use" if method in _READING else ACTION_OF[self.category])
+
 
 class Guard:
     """Middleware that refuses requests without the secret of their category or without the right to
@@ -68,9 +72,7 @@ class Guard:
         Raise Unauthenticated if the action needs a key."""
         self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
-        action = rule.action
-        if action is None:
-            action = "use" if req.method in _READING else ACTION_OF[rule.category]
+        action = rule.action_of(req.method)
         if action not in self._closed or (action == "use" and rule.category == "health"):
             return  # health probes have no key
         self._access.check(action, caller_of(req.env))
