@@ -299,7 +299,7 @@ def test_the_api_is_shown_whole(browser: Browser, busy: Server, width: int) -> N
     viewport: Any = {"width": width, "height": 800}
     with visited(browser, busy, API, viewport=viewport) as page:
         operations = {
-            f"{method.upper()}{path}{operation['summary']}"
+            f"{method.upper()} {path} {operation['summary']} "
             for path, methods in document["paths"].items()
             for method, operation in methods.items()
             if method not in ("parameters", "head")

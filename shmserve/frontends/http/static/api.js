@@ -184,7 +184,7 @@ async function answered(url) {
 function folded(parent, id, parts, fill) {
   const details = grown(parent, "details");
   details.id = id;
-  grown(details, "summary").append(...parts);
+  grown(details, "summary").append(...parts.flatMap((part) => [part, " "]));
   details.addEventListener("toggle", () => fill(grown(details, "div")), { once: true });
 }
 

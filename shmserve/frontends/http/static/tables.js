@@ -99,7 +99,7 @@ function fill(id, heads, lines, caption) {
     group.append(...children);
     return group;
   });
-  if (caption) parts.push(made("caption", caption));
+  if (caption) parts.unshift(made("caption", caption));
   put(document.getElementById(id), parts);
 }
 
@@ -172,10 +172,11 @@ function modelLines(model, series) {
   const shown = (name, show) => show(series.last(key, name));
   const last = (name, show) => right(shown(name, show));
   const mark = STATES[model.state] ?? "";
+  const idle = ([text]) => [text, text === "0" ? "number none" : "number"]; // left out of cards
   const main = line(MODEL_HEADS, [
     "", model.version, [model.state, mark],
-    last("requests", format.number), last("failed", format.percent), last("latency_avg", format.milliseconds), last("latency_p99", format.milliseconds),
-    last("depth", format.number), right(format.count(model.requests)),
+    idle(last("requests", format.number)), last("failed", format.percent), last("latency_avg", format.milliseconds), last("latency_p99", format.milliseconds),
+    idle(last("depth", format.number)), idle(right(format.count(model.requests))),
   ]);
   main.firstChild.append(fold([key], model.name));
   const lines = [main];
