@@ -4,27 +4,24 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests import needs
 from tests.cuda import fake
+from tests.pages import CHARTS, assert_fits, browsing, visited
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
-CHARTS = 15
 GPU_CHARTS = 4
+browser = browsing()
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
 BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
-PATIENCE_MS = 60_000  # a watchdog
-API = "/monitor/api"
 
 
 @pytest.fixture(scope="module")
@@ -48,82 +45,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         finally:
             stop.set()
             client.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        path = needs.browser()
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-class Seen:
-    """Faults of a page: console messages, failed loads, and requests to other hosts."""
-
-    def __init__(self, page: Page, server: Server) -> None:
-        self.complaints: list[str] = []
-        page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda r: self._asked(r.url, server.base_url))
-        page.on("response", lambda r: self._got(r.url, r.status))
-
-    def _asked(self, url: str, base: str) -> None:
-        if not url.startswith(base):
-            self.complaints.append(f"asked elsewhere: {url}")
-
-    def _got(self, url: str, status: int) -> None:
-        if status not in (200, 304):
-            self.complaints.append(f"{status}: {url}")
-
-
-@contextmanager
-def visited(
-    browser: Browser,
-    server: Server,
-    path: str = "/",
-    faultless: bool = True,
-    change: Callable[[dict[str, Any]], None] | None = None,
-    **context: Any,
-) -> Iterator[Page]:
-    """Open a page that shows numbers or the API; with `faultless` it must have no faults until the
-    end. `change` changes the numbers before the page gets them."""
-    page = browser.new_context(**context).new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    seen = Seen(page, server)
-    if change is not None:
-
-        def answer(route: Route) -> None:
-            given = route.fetch()
-            document = given.json()
-            change(document)
-            route.fulfill(response=given, json=document)
-
-        page.route("**/monitor/data?*", answer)
-    page.goto(server.base_url + path)
-    if path == API:
-        page.locator("#api h2").last.wait_for()
-    else:
-        expect(page.locator("#charts figure svg")).to_have_count(CHARTS)
-    yield page
-    assert seen.complaints == [] or not faultless
-    page.unroute_all(behavior="ignoreErrors")
-    page.context.close()
-
-
-def assert_fits(page: Page, width: int) -> None:
-    """Check that nothing on the page is wider than the screen, or scrolls by itself."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(_SCROLLING) == []
-
-
-_SCROLLING = """() => [...document.querySelectorAll("body *")].filter(one => {
-  const { overflowX, overflowY } = getComputedStyle(one);
-  const over = /auto|scroll/.test(overflowX + overflowY);
-  return over && (one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight);
-}).map(one => one.outerHTML.slice(0, 80))"""
 
 
 def drawn(page: Page) -> list[str]:
@@ -290,50 +211,6 @@ def test_a_chart_without_values_says_so(browser: Browser) -> None:
         server.infer("reports", GOOD)
         latency = page.get_by_role("img", name="Latency, answered requests").first
         expect(latency).to_have_attribute("data-none", "")
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_api_is_shown_whole(browser: Browser, busy: Server, width: int) -> None:
-    status, document = busy.get("/openapi.json")
-    assert status == 200
-    viewport: Any = {"width": width, "height": 800}
-    with visited(browser, busy, API, viewport=viewport) as page:
-        operations = {
-            f"{method.upper()} {path} {operation['summary']} "
-            for path, methods in document["paths"].items()
-            for method, operation in methods.items()
-            if method not in ("parameters", "head")
-        }
-        shown = page.locator("#api summary:has(b)").all_text_contents()
-        assert len(shown) == len(operations)
-        assert set(shown) == operations
-        page.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
-        body = page.locator("#post_v2_models_name_infer > div")
-        expect(body).to_contain_text("inputs array of InputDocument, required")
-        assert_fits(page, width)
-
-
-def test_the_api_page_sends_what_only_reads(browser: Browser, busy: Server) -> None:
-    with visited(browser, busy, API, faultless=False) as page:
-        page.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
-        tried = page.locator("details:has(form)").evaluate_all("all => all.map(one => one.id)")
-        assert "get_v2_models_name" in tried
-        assert not [name for name in tried if not name.startswith("get_")]
-        assert not [name for name in tried if "offline" in name or "online" in name]
-        model = page.locator("#get_v2_models_name")
-        answer = model.locator("form + pre")
-        send = model.get_by_role("button")
-        for name in ("", ".."):
-            model.locator("input").fill(name)
-            send.click()
-            expect(answer).to_be_hidden()
-        model.locator("input").fill("reports")
-        send.click()
-        expect(answer).to_contain_text('200 application/json\n{\n  "name": "reports"')
-        model.locator("input").fill("no such?one")
-        send.click()
-        expect(answer).to_contain_text("404 application/json")
-        expect(answer).to_contain_text("'no such?one'")
 
 
 def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: Server) -> None:
