@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from shmserve.frontends.oip.restricted_apis import Category
+from shmserve.core.access import Action
+from shmserve.frontends.oip.restricted_apis import CATEGORIES, Category
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
 _SCHEMA = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 The Open Inference Protocol V2 with Triton's extensions, and additions of this server. Tags are the
-categories of http_restricted_api. Models may add paths of their own."""
+categories of http_restricted_api, x-action is the right that a caller needs. Models may add paths
+of their own."""
 _BINARY_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -39,6 +41,7 @@ class Operation(Struct, frozen=True):
         query: names of query parameters.
         other_media: media types of bodies and answers besides JSON.
         tensors: whether raw tensors may follow the JSON part of bodies and answers.
+        example: a body; None: no example.
     """
 
     summary: str
@@ -50,14 +53,16 @@ class Operation(Struct, frozen=True):
     query: tuple[str, ...] = ()
     other_media: tuple[str, ...] = ()
     tensors: bool = False
+    example: Any = None
 
 
 class Route(Struct, frozen=True):
-    """A path in OpenAPI's form, and its methods."""
+    """A path in OpenAPI's form, and its methods. `actions`: action of requests, by method."""
 
     path: str
     category: Category
     methods: Mapping[str, Operation]
+    actions: Mapping[str, Action]
 
 
 def described(template: str, methods: Iterable[str], descriptions: Mapping[str, Operation]) -> Any:
@@ -95,6 +100,7 @@ def document(routes: Iterable[Route], title: str, version: str) -> dict[str, Any
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "description": _DESCRIPTION},
         "servers": [{"url": "."}],
+        "tags": [{"name": category} for category in CATEGORIES],
         "security": [{}, {"bearer": []}, {"key": []}],
         "paths": paths,
         "components": {
@@ -128,14 +134,15 @@ def _operation(
         "operationId": f"{method.lower()}_{path}",
         "summary": operation.summary,
         "tags": [route.category],
+        "x-action": route.actions[method],
         "parameters": _parameters(operation),
         "responses": _responses(method, operation, schemas),
     }
     if operation.body is not None and method == "POST":
-        made["requestBody"] = {
-            "required": operation.required,
-            "content": _content(operation.body, operation, schemas),
-        }
+        content = _content(operation.body, operation, schemas)
+        if operation.example is not None:
+            content[JSON]["example"] = operation.example
+        made["requestBody"] = {"required": operation.required, "content": content}
     return {name: value for name, value in made.items() if value != []}
 
 

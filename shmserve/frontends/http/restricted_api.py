@@ -32,6 +32,10 @@ class RouteRule(NamedTuple):
     category: Category
     action: Action | None = None
 
+    def action_of(self, method: str) -> Action:
+        """Return the action of requests with a method."""
+        return self.action or ("use" if method in _READING else ACTION_OF[self.category])
+
 
 class Guard:
     """Middleware that refuses requests without the secret of their category or without the right to
@@ -57,7 +61,7 @@ class Guard:
         """Return the action of a request to the route with a template. Requests without a route
         have the action "use"."""
         rule = self.rules.get(template or "")
-        return "use" if rule is None else _action(rule, req.method)
+        return "use" if rule is None else rule.action_of(req.method)
 
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: Any, params: dict[str, Any]
@@ -74,7 +78,7 @@ class Guard:
         Raise Unauthenticated if the action needs a key."""
         self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
-        action = _action(rule, req.method)
+        action = rule.action_of(req.method)
         if action not in self._closed or (action == "use" and rule.category == "health"):
             return  # health probes have no key
         self._access.check(action, caller_of(req.env))
@@ -92,9 +96,3 @@ class Guard:
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
         return key
-
-
-def _action(rule: RouteRule, method: str) -> Action:
-    if rule.action is not None:
-        return rule.action
-    return "use" if method in _READING else ACTION_OF[rule.category]

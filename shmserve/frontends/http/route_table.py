@@ -132,18 +132,15 @@ class Routes:
         """Return all routes, each with the methods for which it has responders."""
         from falcon import inspect  # slow to import, and rarely needed
 
-        return [
-            openapi.Route(
-                openapi.plain(route.path),
-                self._guard.rules[route.path].category,
-                openapi.described(
-                    route.path,
-                    [method.method for method in route.methods if not method.internal],
-                    self._operations,
-                ),
-            )
-            for route in inspect.inspect_routes(self._app)
-        ]
+        routes = []
+        for route in inspect.inspect_routes(self._app):
+            rule = self._guard.rules[route.path]
+            methods = [method.method for method in route.methods if not method.internal]
+            operations = openapi.described(route.path, methods, self._operations)
+            actions = {method: rule.action_of(method) for method in methods}
+            path = openapi.plain(route.path)
+            routes.append(openapi.Route(path, rule.category, operations, actions))
+        return routes
 
     def errors_as(self, prefix: str, encode: Callable[[str, int], bytes]) -> None:
         """Use another error body for paths with a prefix: `encode` makes the JSON from message and

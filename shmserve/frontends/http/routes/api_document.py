@@ -185,9 +185,11 @@ class GenerateParameters(Struct):
 
 _MODEL = "/v2/models/{name}"
 _HTML = "text/html; charset=utf-8"
+_INFER = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+_GENERATE = {"INPUT0": [1, 2]}
 _REGIONS = {
-    "system": (list[RegionStatus], SystemRegionDocument),
-    "cuda": (list[CudaStatus], CudaRegionDocument),
+    "system": (list[RegionStatus], SystemRegionDocument, {"key": "/my_region", "byte_size": 4096}),
+    "cuda": (list[CudaStatus], CudaRegionDocument, None),
 }
 OPERATIONS: dict[str, Operation] = {
     "GET /openapi.json": Operation("This document", answer=Anything),
@@ -198,14 +200,20 @@ OPERATIONS: dict[str, Operation] = {
     f"GET {_MODEL}/ready": Operation("Readiness of a model", answer=Ready),
     f"GET {_MODEL}/config": Operation("A model's configuration", answer=Anything),
     f"GET {_MODEL}/stats": Operation("Statistics of a model", answer=StatisticsDocument),
-    f"POST {_MODEL}/infer": Operation("Inference", InferDocument, InferAnswer, tensors=True),
+    f"POST {_MODEL}/infer": Operation(
+        "Inference", InferDocument, InferAnswer, tensors=True, example=_INFER
+    ),
     f"POST {_MODEL}/generate": Operation(
-        "Inference with one flat object in and one out", GenerateParameters, Anything
+        "Inference with one flat object in and one out",
+        GenerateParameters,
+        Anything,
+        example=_GENERATE,
     ),
     f"POST {_MODEL}/generate_stream": Operation(
         "Inference with one flat object in and any number of objects out",
         GenerateParameters,
         media="text/event-stream",
+        example=_GENERATE,
     ),
     "GET /v2/models/stats": Operation("Statistics of all models", answer=StatisticsDocument),
     "GET /v2/trace/setting": Operation("Trace settings", answer=TraceDocument),
@@ -232,17 +240,20 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /metrics": Operation("Metrics in Prometheus' text format", media="text/plain"),
     "GET /": Operation("The metrics page", media=_HTML),
-    "GET /monitor/assets/{name}": Operation("A file of the metrics page", media="*/*"),
+    "GET /monitor/api": Operation("A page that shows this document", media=_HTML),
+    "GET /monitor/assets/{name}": Operation("A file of the pages", media="*/*"),
     "GET /monitor/data": Operation(
         "Numbers of the metrics page", answer=Anything, query=("level", "since", "life")
     ),
 }
-for _kind, (_status, _region) in _REGIONS.items():
+for _kind, (_status, _region, _example) in _REGIONS.items():
     for _which in ("", "/region/{name}"):
         _path = f"/v2/{_kind}sharedmemory{_which}"
         OPERATIONS |= {
             f"GET {_path}/status": Operation(f"The caller's {_kind} regions", answer=_status),
-            f"POST {_path}/register": Operation(f"Register a {_kind} region", _region),
+            f"POST {_path}/register": Operation(
+                f"Register a {_kind} region", _region, example=_example
+            ),
             f"POST {_path}/unregister": Operation(f"Remove {_kind} regions of the caller's"),
         }
 

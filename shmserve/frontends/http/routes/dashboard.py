@@ -1,6 +1,6 @@
-"""Metrics page: its files and the data it polls.
+"""Metrics page and page of the HTTP API: their files, and the data that the metrics page polls.
 
-The page in `static/` is complete: nothing is fetched from other servers and no script is inline.
+The pages in `static/` are complete: nothing is fetched from other servers and no script is inline.
 """
 
 import gzip
@@ -39,7 +39,6 @@ _HEADERS = {
     "Vary": "Accept-Encoding",
 }
 _SMALL = 2048  # bytes; smaller answers are not worth compressing
-_PAGE = "page.html"
 _MAX_QUERY = 128
 
 
@@ -66,9 +65,9 @@ class _File:
             resp.set_header("Content-Encoding", "gzip")
 
 
-def page(root: str) -> Get:
-    """Return the page's resource, for / and other paths. `root`: URL of / relative to the path."""
-    return Get(_File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode())).answer)
+def page(root: str, name: str = "page.html") -> Get:
+    """Return a page's resource, for / and other paths. `root`: URL of / relative to the path."""
+    return Get(_File(name, _read(name).replace(b"{root}", root.encode())).answer)
 
 
 class DashboardRoutes:
@@ -78,7 +77,9 @@ class DashboardRoutes:
         self._monitor = monitor
         self._access = access
         names = sorted(entry.name for entry in _folder().iterdir())
-        self._files = {name: _File(name, _read(name)) for name in names if name != _PAGE}
+        self._files = {
+            name: _File(name, _read(name)) for name in names if not name.endswith(".html")
+        }
 
     def asset(self, req: Request, resp: Response, name: str) -> None:
         file = self._files.get(name)
@@ -125,5 +126,6 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings, acce
         return
     responders = DashboardRoutes(DashboardData(dispatcher, settings), access)
     routes.add_page("statistics", "/", page("./"))
+    routes.add_page("statistics", "/monitor/api", page("../", "api.html"))
     routes.add("statistics", "/monitor/assets/{name}", Get(responders.asset))
     routes.add("statistics", "/monitor/data", Get(responders.data))

@@ -50,9 +50,12 @@ export class Chart {
     for (const end of ["pointerleave", "pointercancel"]) this.area.addEventListener(end, () => follow(null));
   }
 
-  /** `lines`: label, values, and perhaps the number of its colour. `span`: first and last time. */
-  draw(times, lines, level, span) {
+  /** `lines`: label, values, and perhaps the number of its colour. `view`: level, span (first and
+   * last time), and `none`: text in the place of lines that never leave 0. */
+  draw(times, lines, { level, span, none }) {
     this.lines = lines;
+    const empty = !lines.some((line) => line.values.some((value) => value)); // neither null nor 0
+    this.area.dataset.none = empty ? none : "";
     const labels = lines.map((line, index) => `${hue(line, index)} ${line.label}`).join("\n");
     if (labels !== this.labels) {
       this.labels = labels;
@@ -100,6 +103,6 @@ export class Chart {
     });
     if (at !== null) return;
     const words = this.lines.map((line, index) => `${line.label} ${this.values[index].data}`);
-    this.area.setAttribute("aria-label", `${title}, ${unit}: ${words.join(", ") || "nothing"}`);
+    this.area.setAttribute("aria-label", `${title}, ${unit}: ${this.area.dataset.none || words.join(", ")}`);
   }
 }

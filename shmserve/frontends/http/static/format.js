@@ -1,6 +1,6 @@
 // Numbers, sizes and times as people read them. "–" stands for: there was none.
 
-const NONE = "–";
+export const NONE = "–";
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 

@@ -3,13 +3,14 @@
 import { Chart } from "./charts.js";
 import * as format from "./format.js";
 import { Series, gpuKey, modelKey, valueKey } from "./series.js";
-import { drawTables, made } from "./tables.js";
+import { drawTables, listen, made, put } from "./tables.js";
 
 const POLL_MS = 1000;
 const PATIENCE_MS = 8000;
 const MAX_LINES = 8;
 const MAX_VALUE_CHARTS = 24;
-const NOW = { second: "Last second", minute: "This minute", hour: "This hour", day: "This day" };
+const RECENT = 10; // newest seconds that the tiles show together
+const NOW = { second: "Last ten seconds", minute: "This minute", hour: "This hour", day: "This day" };
 const REASONS = {
   failed_bad_request: "malformed",
   failed_queue_full: "queue full",
@@ -26,6 +27,7 @@ const element = (id) => document.getElementById(id);
 const series = new Series();
 const charts = new Map();
 let level = "second";
+let latest = null; // answer
 let bounds = []; // of the latency histogram's buckets, in milliseconds
 
 // ---------------------------------------------------------------- what is drawn
@@ -93,14 +95,17 @@ const title = (model) => (model.only ? model.name : `${model.name} ${model.versi
 
 /** The models that have lines: all, or the busiest of what is shown. */
 function shown(data) {
-  const known = data.models.filter((model) => series.tracks.has(modelKey(model)) && model.version);
-  if (known.length <= MAX_LINES) return known;
   const busy = (model) => series.sum(modelKey(model), "requests");
+  const known = data.models.filter((model) => series.tracks.has(modelKey(model)) && model.version && (model.state !== "UNLOADED" || busy(model)));
+  if (known.length <= MAX_LINES) return known;
   return known.sort((a, b) => busy(b) - busy(a)).slice(0, MAX_LINES);
 }
 
+/** Answered requests by bucket, in the newest `points` of what is shown. */
+const buckets = (points) => [...bounds, null].map((_, index) => series.sum("total", `bucket_${index}`, points));
+
 function histogram() {
-  const counts = [...bounds, null].map((_, index) => series.sum("total", `bucket_${index}`));
+  const counts = buckets();
   const all = counts.reduce((total, count) => total + count, 0);
   return [{ label: "requests", colour: 0, values: counts.map((count) => (all ? (100 * count) / all : 0)) }];
 }
@@ -120,26 +125,27 @@ function decades() {
 function drawCharts(data) {
   const end = series.times.at(-1) ?? 0;
   const span = [end - (data.points - (data.running ? 0 : 1)) * data.seconds, end];
+  const view = { level, span, none: data.age_s < end - span[0] ? "nothing yet" : "nothing in this time" };
   for (const spec of CHARTS) {
     const bars = spec.id === "distribution";
     const chart = chartOf(spec.id, element("charts"), () => (bars ? { ...spec, ticks: decades() } : spec));
     const lines = spec.lines(data);
     const times = bars ? lines[0].values.map((_, index) => index) : series.times;
-    chart.draw(times, lines, level, bars ? [-0.7, bounds.length + 0.7] : span);
+    chart.draw(times, lines, bars ? { ...view, span: [-0.7, bounds.length + 0.7] } : view);
   }
-  drawGpus(data, span);
-  drawValues(data, span);
+  drawGpus(data, view);
+  drawValues(data, view);
 }
 
-function drawGpus(data, span) {
+function drawGpus(data, view) {
   element("gpus-section").hidden = !data.gpus.length;
   if (!data.gpus.length) return;
   for (const spec of GPU_CHARTS) {
-    chartOf(spec.id, element("gpu-charts"), () => spec).draw(series.times, spec.lines(data), level, span);
+    chartOf(spec.id, element("gpu-charts"), () => spec).draw(series.times, spec.lines(data), view);
   }
 }
 
-function drawValues(data, span) {
+function drawValues(data, view) {
   const wanted = data.values.slice(0, MAX_VALUE_CHARTS);
   element("values-section").hidden = !wanted.length;
   const ids = new Set();
@@ -149,7 +155,7 @@ function drawValues(data, span) {
     ids.add(key);
     const unit = `${value.model} ${value.version}`;
     const chart = chartOf(key, element("values"), () => ({ title: value.name, unit, show: format.number }));
-    chart.draw(series.times, columns(key, names)(), level, span);
+    chart.draw(series.times, columns(key, names)(), view);
   }
   for (const [id, chart] of charts) {
     if (id.startsWith("[") && !ids.has(id)) {
@@ -168,15 +174,33 @@ function chartOf(id, parent, spec) {
 
 // ------------------------------------------------------------- numbers
 
+/** Milliseconds within which `percent` of these requests were answered, as the server estimates it. */
+function quantile(percent, counts, top) {
+  let remaining = (percent / 100) * counts.reduce((total, count) => total + count, 0);
+  for (const [index, count] of counts.entries()) {
+    const low = index ? bounds[index - 1] : 0;
+    const high = Math.max(low, Math.min(bounds[index] ?? top, top));
+    if (count && remaining <= count) return low + ((high - low) * remaining) / count;
+    remaining -= count;
+  }
+  return null;
+}
+
 function drawTiles(data) {
-  const total = (name) => series.last("total", name);
-  const system = (name) => series.last("system", name);
-  const failed = total("failed");
+  const points = level === "second" ? RECENT : 1;
+  const total = (name, ...weights) => series.mean("total", name, points, ...weights);
+  const system = (name) => series.mean("system", name, points);
+  const requests = series.column("total", "requests");
+  const answered = requests.map((count, at) => count * (1 - series.column("total", "failed")[at] / 100));
+  const counts = buckets(points);
+  const slowest = series.column("total", "latency_max").slice(-points).filter((value) => value !== null);
+  const top = slowest.length ? Math.max(...slowest) : null;
+  const failed = total("failed", requests);
   const tiles = [
     ["Requests", format.number(total("requests")), "/s", `${format.percent(failed)} failed`, failed > 1 ? "bad" : ""],
-    ["Latency, average", ...split(format.milliseconds(total("latency_avg"))), `50 %: ${format.milliseconds(total("latency_p50"))}`],
-    ["Latency, 99 %", ...split(format.milliseconds(total("latency_p99"))), `max ≤ ${format.milliseconds(total("latency_max"))}`],
-    ["In progress", format.number(total("depth")), "", `batch size: ${format.number(total("batch"))}`],
+    ["Latency, average", ...split(format.milliseconds(total("latency_avg", answered))), `50 %: ${format.milliseconds(quantile(50, counts, top))}`],
+    ["Latency, 99 %", ...split(format.milliseconds(quantile(99, counts, top))), `max ≤ ${format.milliseconds(top)}`],
+    ["In progress", format.number(total("depth")), "", `batch size: ${format.number(total("batch", series.column("total", "executions")))}`],
     ["CPU", ...split(format.percent(system("cpu"))), `of ${100 * data.processors} %`],
     ["Process memory", ...split(format.bytes(system("memory"))), `with pool ${format.percent(system("memory_percent"))} of RAM`],
     ["Shared pool", ...split(format.bytes(system("pool_used"))), `of ${format.bytes(data.pool_bytes)}`],
@@ -190,7 +214,7 @@ function drawTiles(data) {
     box.append(made("dd", more, `more ${mark ?? ""}`));
     return box;
   });
-  element("tiles").replaceChildren(...boxes);
+  put(element("tiles"), boxes);
   element("now-title").textContent = NOW[level];
 }
 
@@ -199,7 +223,7 @@ const split = (text) => (text.includes(" ") ? text.split(" ") : [text, ""]);
 function drawHead(data) {
   const { name, version, state } = data.server;
   element("server").textContent = name;
-  document.title = `${name}: ${format.number(series.last("total", "requests"))} requests/s`;
+  document.title = `${name}: ${format.number(series.mean("total", "requests", level === "second" ? RECENT : 1))} requests/s`;
   element("about").textContent = `shmserve ${version}, history of ${format.duration(data.age_s)}`;
   const badge = element("state");
   badge.textContent = state;
@@ -218,6 +242,7 @@ function show(data) {
   drawTiles(data);
   drawCharts(data);
   drawTables(data, series);
+  latest = data;
 }
 
 function problem(text) {
@@ -262,6 +287,7 @@ element("levels").addEventListener("change", (event) => {
   level = event.target.value;
   wake();
 });
+listen(() => drawTables(latest, series));
 document.addEventListener("visibilitychange", () => wake());
 level = document.querySelector("#levels input:checked").value; // as the browser remembers it
 loop();

@@ -64,8 +64,16 @@ export class Series {
     return this.column(key, name).at(-1) ?? null;
   }
 
-  sum(key, name) {
-    return this.column(key, name).reduce((total, value) => total + (value ?? 0), 0);
+  /** The mean of the newest `points` values of a column; `weights`: a weight for each point. */
+  mean(key, name, points, weights = this.times.map(() => 1)) {
+    const values = this.column(key, name).slice(-points);
+    const heavy = weights.slice(-points).map((weight, at) => (values[at] === null ? 0 : weight));
+    const all = heavy.reduce((total, weight) => total + weight, 0);
+    return all ? values.reduce((total, value, at) => total + value * heavy[at], 0) / all : null;
+  }
+
+  sum(key, name, points = Infinity) {
+    return this.column(key, name).slice(-points).reduce((total, value) => total + (value ?? 0), 0);
   }
 }
 

@@ -6,7 +6,8 @@ import { gpuKey, modelKey } from "./series.js";
 
 const ROLES = { http: "HTTP worker", grpc: "gRPC process" };
 const STATES = { READY: "good", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
-const contents = new Map(); // of tables: what has not changed may stay selected
+const SHOWN = 8; // rows of a long table that are not folded away
+const open = new Set(); // what is unfolded
 
 export function made(tag, text, className = "") {
   const node = document.createElement(tag);
@@ -15,50 +16,104 @@ export function made(tag, text, className = "") {
   return node;
 }
 
+/** Make `old` like `next`. What has not changed stays: it may be selected, or have the focus. */
+function become(old, next) {
+  if (old.isEqualNode(next)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== next.nodeName) {
+    old.replaceWith(next);
+    return;
+  }
+  for (const name of old.getAttributeNames()) if (!next.hasAttribute(name)) old.removeAttribute(name);
+  for (const name of next.getAttributeNames()) old.setAttribute(name, next.getAttribute(name));
+  put(old, [...next.childNodes]);
+}
+
+/** Let `parent` have these children. */
+export function put(parent, children) {
+  const before = [...parent.childNodes];
+  before.slice(children.length).forEach((node) => node.remove());
+  children.forEach((node, index) => (before[index] ? become(before[index], node) : parent.append(node)));
+}
+
 const right = (text) => [text, "number"];
 
-/** Cells: text, or [text, class]; the first of a row is its heading. */
-function table(id, heads, rows, caption) {
-  const content = JSON.stringify([rows, caption]);
-  if (contents.get(id) === content) return;
-  contents.set(id, content);
-  const cell = (content, tag, role) => {
-    const node = Array.isArray(content) ? made(tag, ...content) : made(tag, content);
-    node.setAttribute("role", role);
-    return node;
-  };
-  const line = (cells) => {
-    const node = document.createElement("tr");
-    node.setAttribute("role", "row");
-    node.append(...cells);
-    return node;
-  };
-  const top = heads.map((head) => cell(head, "th", "columnheader"));
-  const lines = rows.map((cells) => line(cells.map((content, index) => {
+function row(cells, className = "") {
+  const node = document.createElement("tr");
+  node.setAttribute("role", "row");
+  if (className) node.className = className;
+  node.append(...cells);
+  return node;
+}
+
+function cell(content, tag, role) {
+  const node = Array.isArray(content) ? made(tag, ...content) : made(tag, content);
+  node.setAttribute("role", role);
+  return node;
+}
+
+/** A row with one cell as wide as the table. */
+function wide(heads, content, className) {
+  const node = cell(["", "text"], "td", "cell");
+  node.colSpan = heads.length;
+  node.append(content);
+  return row([node], className);
+}
+
+/** A button that unfolds what `key` stands for, and folds it away again. */
+function fold(key, text) {
+  const node = made("button", text);
+  node.type = "button";
+  node.dataset.open = JSON.stringify(key);
+  node.setAttribute("aria-expanded", open.has(node.dataset.open));
+  return node;
+}
+
+const unfolded = (key) => open.has(JSON.stringify(key));
+
+/** Call `redraw` after something was unfolded or folded away. */
+export function listen(redraw) {
+  document.addEventListener("click", (event) => {
+    const key = event.target.closest("[data-open]")?.dataset.open;
+    if (!key) return;
+    if (!open.delete(key)) open.add(key);
+    redraw();
+  });
+}
+
+/** A row. Cells: text, or [text, class]; the first is the row's heading. */
+function line(heads, cells) {
+  return row(cells.map((content, index) => {
     const node = index ? cell(content, "td", "cell") : cell(content, "th", "rowheader");
-    node.dataset.head = top[index].textContent;
+    node.dataset.head = [heads[index]].flat()[0];
+    if (node.textContent === format.NONE) node.classList.add("none");
     return node;
-  })));
-  const parts = [["thead", [line(top)]], ["tbody", lines]].map(([tag, children]) => {
+  }));
+}
+
+/** A table of these nodes. */
+function fill(id, heads, lines, caption) {
+  const top = row(heads.map((head) => cell(head, "th", "columnheader")));
+  const parts = [["thead", [top]], ["tbody", lines]].map(([tag, children]) => {
     const group = document.createElement(tag);
     group.setAttribute("role", "rowgroup");
     group.append(...children);
     return group;
   });
   if (caption) parts.unshift(made("caption", caption));
-  const node = document.getElementById(id);
-  node.setAttribute("role", "table");
-  node.replaceChildren(...parts);
+  put(document.getElementById(id), parts);
+}
+
+/** A table of rows of cells: the first ones, and the others if they are unfolded. */
+function table(id, heads, rows, caption) {
+  const lines = (some) => some.map((cells) => line(heads, cells));
+  const rest = rows.slice(SHOWN);
+  const folded = rest.length > 1 ? [wide(heads, fold([id], `${format.count(rest.length)} more`)), ...(unfolded([id]) ? lines(rest) : [])] : lines(rest);
+  fill(id, heads, [...lines(rows.slice(0, SHOWN)), ...folded], caption);
 }
 
 /** All tables, from an answer and the series that are held. */
 export function drawTables(data, series) {
-  table(
-    "models",
-    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum\u00a0≤", "In progress", "Batch", "CPU", "Memory", "In all", "Failed in all"].map(right)],
-    data.models.map((model) => modelRow(model, series)),
-    data.models.length ? "" : "No models.",
-  );
+  drawModels(data, series);
   table(
     "gpus",
     ["GPU", "Name", ...["Utilisation", "Memory used", "Memory", "Temperature", "Power", "Power limit"].map(right)],
@@ -100,15 +155,40 @@ function when(seconds, now) {
   return day + format.moment(seconds, "second");
 }
 
-function modelRow(model, series) {
-  const last = (name, show) => right(show(series.last(modelKey(model), name)));
+const MODEL_HEADS = ["Model", "Version", "State", ...["Per second", "Failed", "Average", "99\u00a0%", "In progress", "In\u00a0all"].map(right)];
+
+function drawModels(data, series) {
+  const gone = data.server.state === "starting" ? [] : data.models.filter((model) => model.state === "UNLOADED");
+  const lines = (models) => models.flatMap((model) => modelLines(model, series));
+  const there = lines(data.models.filter((model) => !gone.includes(model)));
+  const folded = gone.length ? [wide(MODEL_HEADS, fold(["gone"], `${format.count(gone.length)} ${gone.length > 1 ? "models" : "model"} no longer in the repository, or not loaded`))] : [];
+  if (unfolded(["gone"])) folded.push(...lines(gone));
+  fill("models", MODEL_HEADS, [...there, ...folded], data.models.length ? "" : "No models.");
+}
+
+/** A model's row, why it is in its state, and the rest of its numbers if they are unfolded. */
+function modelLines(model, series) {
+  const key = modelKey(model);
+  const shown = (name, show) => show(series.last(key, name));
+  const last = (name, show) => right(shown(name, show));
   const mark = STATES[model.state] ?? "";
-  const state = model.reason ? [`${model.state}: ${model.reason}`, `${mark} text`] : [model.state, mark];
-  return [
-    model.name, model.version, state, right(format.count(model.instances)),
-    last("requests", format.number), last("failed", format.percent),
-    ...["latency_avg", "latency_p50", "latency_p99", "latency_max"].map((name) => last(name, format.milliseconds)),
-    last("depth", format.number), last("batch", format.number), last("cpu", format.percent), last("memory", format.bytes),
-    right(format.count(model.requests)), right(format.count(model.failed)),
-  ];
+  const idle = ([text]) => [text, text === "0" ? "number none" : "number"]; // left out of cards
+  const main = line(MODEL_HEADS, [
+    "", model.version, [model.state, mark],
+    idle(last("requests", format.number)), last("failed", format.percent), last("latency_avg", format.milliseconds), last("latency_p99", format.milliseconds),
+    idle(last("depth", format.number)), idle(right(format.count(model.requests))),
+  ]);
+  main.firstChild.append(fold([key], model.name));
+  const lines = [main];
+  if (model.reason) lines.push(wide(MODEL_HEADS, made("span", model.reason, mark), "below"));
+  if (!unfolded([key])) return lines;
+  const more = document.createElement("dl");
+  for (const [name, value] of [
+    ["Instances", format.count(model.instances)], ["50 %", shown("latency_p50", format.milliseconds)], ["Maximum\u00a0≤", shown("latency_max", format.milliseconds)],
+    ["Batch", shown("batch", format.number)], ["CPU", shown("cpu", format.percent)], ["Memory", shown("memory", format.bytes)], ["Failed in all", format.count(model.failed)],
+  ]) {
+    const pair = more.appendChild(document.createElement("div"));
+    pair.append(made("dt", name), made("dd", value));
+  }
+  return [...lines, wide(MODEL_HEADS, more, "below")];
 }

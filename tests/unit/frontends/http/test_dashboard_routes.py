@@ -30,7 +30,7 @@ from tests.unit.http_client import Client, error_of
 
 ASSETS = (
     *("page.js", "charts.js", "plot.js", "ticks.js", "tables.js", "series.js", "format.js"),
-    *("page.css", "icon.svg"),
+    *("page.css", "icon.svg", "api.css", "api.js"),
 )
 GZIP = {"Accept-Encoding": "gzip, deflate, br"}
 DISTRIBUTION = tuple(float(percent) for percent in PERCENTS)
@@ -80,8 +80,8 @@ def series(client: Client, name: str) -> Any:
 # ---------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("path", ["/", "/grps/v1/monitor/metrics"])
-def test_the_page_names_only_files_that_are_there_wherever_it_is_seen(path: str) -> None:
+@pytest.mark.parametrize("path", ["/", "/grps/v1/monitor/metrics", "/monitor/api"])
+def test_a_page_names_only_files_that_are_there_wherever_it_is_seen(path: str) -> None:
     client = Client()
     page = client.get(path)
     assert page.status == 200
@@ -93,14 +93,14 @@ def test_the_page_names_only_files_that_are_there_wherever_it_is_seen(path: str)
         up = link.count("../")
         assert up == depth, link
         target = "/" + link.removeprefix("../" * up).removeprefix("./")
-        assert target.startswith("/monitor/assets/") or target in ("/metrics", "/v2/models/stats")
-        if target.startswith("/monitor/assets/"):
+        if target not in ("/metrics", "/v2/models/stats"):
             assert client.get(target).status == 200, target
 
 
-def test_nothing_runs_inline_and_nothing_comes_from_elsewhere() -> None:
+@pytest.mark.parametrize("path", ["/", "/monitor/api"])
+def test_nothing_runs_inline_and_nothing_comes_from_elsewhere(path: str) -> None:
     client = Client()
-    page = client.get("/")
+    page = client.get(path)
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -132,17 +132,23 @@ def test_a_file_is_sent_small_and_once(name: str) -> None:
 
 def test_these_are_all_files() -> None:
     folder = resources.files("shmserve.frontends.http").joinpath("static")
-    assert {entry.name for entry in folder.iterdir()} == {"page.html", *ASSETS}
+    assert {entry.name for entry in folder.iterdir()} == {"page.html", "api.html", *ASSETS}
 
 
-@pytest.mark.parametrize("name", ["page.html", "nope.js", "..", ""])
+@pytest.mark.parametrize("name", ["page.html", "api.html", "nope.js", "..", ""])
 def test_there_are_no_other_files(name: str) -> None:
     assert Client().get(f"/monitor/assets/{name}").status == 404
 
 
 def test_without_dashboard_there_is_none_of_it() -> None:
     client = Client(Settings(dashboard=False))
-    for path in ("/", "/monitor/data", "/monitor/assets/page.js", "/grps/v1/monitor/series"):
+    for path in (
+        "/",
+        "/monitor/api",
+        "/monitor/data",
+        "/monitor/assets/page.js",
+        "/grps/v1/monitor/series",
+    ):
         assert client.get(path).status == 404, path
     assert client.get("/metrics").status == 200
 
@@ -150,8 +156,8 @@ def test_without_dashboard_there_is_none_of_it() -> None:
 def test_it_all_belongs_to_the_statistics() -> None:
     client = Client(Settings(http_restricted_api=("statistics:x-key=secret",)))
     client.dispatcher.coordinator.histories = {0: history()}
-    paths = ("/", "/grps/v1/monitor/metrics", "/monitor/data", "/monitor/assets/page.js")
-    for path in (*paths, "/grps/v1/monitor/series"):
+    paths = ("/", "/monitor/api", "/monitor/data", "/monitor/assets/page.js")
+    for path in (*paths, "/grps/v1/monitor/metrics", "/grps/v1/monitor/series"):
         assert client.get(path).status == 403, path
         assert client.get(path, headers={"x-key": "secret"}).status == 200, path
     with pytest.raises(ConfigError):

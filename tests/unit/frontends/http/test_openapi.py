@@ -83,6 +83,32 @@ def test_it_is_read_as_metadata_is() -> None:
     assert closed.simulate_get("/openapi.json", headers={"who": "me"}).status_code == 200
 
 
+def test_examples_are_bodies_as_their_schemas_have_them(document: dict[str, Any]) -> None:
+    found = 0
+    for operation in (one.get("post", {}) for one in document["paths"].values()):
+        body = operation.get("requestBody", {"content": {}})["content"].get("application/json", {})
+        if "example" in body:
+            schema = body["schema"] | {"components": document["components"]}
+            Draft202012Validator(schema).validate(body["example"])
+            found += 1
+    assert found >= 5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "action"),
+    [
+        ("get", "/v2/models/{name}", "use"),
+        ("post", "/v2/models/{name}/infer", "use"),
+        ("get", "/v2/logging", "use"),
+        ("post", "/v2/logging", "change"),
+        ("get", "/grps/v1/health/offline", "change"),  # not every GET only reads
+        ("post", "/v2/systemsharedmemory/region/{name}/register", "register"),
+    ],
+)
+def test_an_operation_names_the_right_that_it_needs(document, method, path, action) -> None:
+    assert document["paths"][path][method]["x-action"] == action
+
+
 VECTOR = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}
 ANSWERS = {
     "get": (
