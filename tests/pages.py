@@ -84,7 +84,7 @@ def visited(
 
 
 def assert_fits(page: Page, width: int) -> None:
-    """Check that nothing on the page is wider than the screen, or scrolls by itself."""
+    """Check the page: nothing is wider than the screen, or scrolls by itself."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(_SCROLLING) == []
 

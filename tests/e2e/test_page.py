@@ -129,7 +129,7 @@ def test_gpus_have_charts_of_their_own(browser: Browser, busy: Server) -> None:
 
 
 def many(document: dict[str, Any]) -> None:
-    """Make of a document's model 60, of which some fail, and 20 more that are gone."""
+    """Make of a document's model 60, some failing, and 20 more, which are gone."""
     (row,) = document["models"]
     name = "a_rather_long_name_of_a_model_that_recognises_the_text_of_receipts"
     reason = "No module named 'tokens': install its distribution, and load the model again. " * 3

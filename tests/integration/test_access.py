@@ -293,7 +293,7 @@ def test_a_host_that_is_not_ours(doors: RunningServer) -> None:
 def test_the_address_of_all_interfaces_is_ours_unless_something_changes(
     doors: RunningServer,
 ) -> None:
-    """A browser sends these fields for an image of another page: no mark for such an address."""
+    """A browser sends such fields for an image of another page: no mark for such an address."""
     fields = "Host: 0.0.0.0:8000\r\nReferer: http://evil.example/\r\nAccept: image/*"
     for target, status in (
         ("/v2", 200),

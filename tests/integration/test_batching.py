@@ -178,7 +178,7 @@ def test_one_tensor_for_all_gives_everybody_their_own_rows(
 def test_requests_for_different_outputs_are_one_batch(
     server: Server, threads: ThreadPoolExecutor
 ) -> None:
-    """Clients that want one output, a class, an output in their memory, or all of them meet."""
+    """Requests for one output, a class, an output in client memory, or all outputs meet."""
 
     def send(number: int, *outputs: dict[str, Any]) -> list[Any]:
         data = [number, number + 1]

@@ -1,4 +1,4 @@
-"""Where the server says that its client socket is, who is told, and what the client believes."""
+"""Place of the client socket: told to some callers, and believed by some clients."""
 
 import contextlib
 import http.client
@@ -30,7 +30,7 @@ X = np.arange(5000, dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server with `run_dir` in a TOML file, and its HTTP socket in another folder."""
+    """A server with `run_dir` in a TOML file, and the HTTP socket in another folder."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         server = Server(MODELS, gunicorn=("--proxy-protocol", "auto"), **SMALL, **only("echo"))
@@ -134,7 +134,7 @@ def test_without_client_memory() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers of a server that is none of ours."""
+    """Answers of a foreign server."""
 
     protocol_version = "HTTP/1.1"  # the kernel shows the user while the connection lasts
 
@@ -150,7 +150,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def liar(place: str) -> Iterator[str]:
-    """Yield the address of a server that names `place`."""
+    """Yield the address of a server with `place` in the answer."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     server.place = place  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)

@@ -22,7 +22,7 @@ UNKNOWN = "shmk_unknown"
 
 
 class Keyed(Encrypted):
-    """Server that asks for keys, and for certificates of clients."""
+    """Server with keys and certificates of clients."""
 
     def __init__(self, folder: Path) -> None:
         self.key = make("user", ["use", "register", "change"], str(folder / "keys.toml"))

@@ -32,7 +32,7 @@ class TritonPythonModel:
         {work}
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", result)])
 """
-# Each request waits for the three others of its four.
+# Each request waits for the other three of a group of four.
 MEET = """number = int(given[0, 0])
         folder = os.path.join({folder!r}, str(number // 4))
         os.makedirs(folder, exist_ok=True)
@@ -82,7 +82,7 @@ def told(answers: Iterator[pb.ModelStreamInferResponse]) -> list[tuple[str, int]
 
 
 def test_a_stream_uses_all_instances(server: Server) -> None:
-    """Four requests that only end together, on four instances."""
+    """Four requests, which only end together, on four instances."""
     with Client(server.grpc_address) as client:
         for first in (0, 4, 8):
             numbers = range(first, first + 4)

@@ -1,4 +1,4 @@
-"""Models that use more memory than their parameter `max_memory`."""
+"""Models with more memory than the parameter `max_memory` allows."""
 
 import shutil
 import threading

@@ -62,7 +62,7 @@ class Stream:
 
 
 def side_by_side(address: str) -> None:
-    """Requests that only end together, and an error in the middle: answers come in order."""
+    """Requests, which only end together, and an error in the middle: answers come in order."""
     with grpc.InferenceServerClient(address) as client:
         stream = Stream(client)
         for number in (100, 101, -1, 102, 103):

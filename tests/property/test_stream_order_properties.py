@@ -92,7 +92,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_due_is_due(self) -> None:
-        """No answer waits whose earlier answers are all known."""
+        """No answer waits if all earlier answers are known."""
         if not hasattr(self, "order"):
             return
         known = []

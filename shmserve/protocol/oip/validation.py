@@ -77,8 +77,8 @@ def check_inputs(
 def _first_fault(
     signature: ModelSignature, request: InferRequest, limits: Settings
 ) -> InvalidArgument | None:
-    """Return the fault that Triton names if several inputs are wrong: Triton makes one check after
-    another, each on all inputs, and keeps inputs so that the last one comes first."""
+    """Return the fault that Triton names if several inputs are wrong. Triton makes each check on
+    all inputs before the next check, and the last input comes first."""
     inputs = request.inputs[::-1]
     try:
         for source in request.inputs:

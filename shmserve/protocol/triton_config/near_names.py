@@ -15,7 +15,7 @@ _LIKENESS = 0.7
 
 
 def completed(problem: str) -> str:
-    """Return a parser's text in one line, with the nearest name that exists, if one is near."""
+    """Return a parser's text in one line, with the nearest existing name, if a near name exists."""
     text = " ".join(_LISTED.sub("", problem).split())[:500].rstrip(".")
     pool = pb.DESCRIPTOR.pool
     wrong, names = "", list[str]()

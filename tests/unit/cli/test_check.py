@@ -1,4 +1,4 @@
-"""`shmserve check` of folders without models, and of models that are not loaded at the start."""
+"""`shmserve check` of folders without models, and of models not loaded at the start."""
 
 from collections.abc import Callable
 from pathlib import Path

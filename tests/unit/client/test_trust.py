@@ -1,4 +1,4 @@
-"""Sentences for servers that a client does not trust, or does not understand."""
+"""Sentences for servers without a client's trust, or without the protocol."""
 
 import contextlib
 import http.server
@@ -62,7 +62,7 @@ class Silent(http.server.BaseHTTPRequestHandler):
 
 
 def why(url: str, credentials: Credentials | None = None) -> str:
-    """Return why no answer comes, "" if one comes."""
+    """Return the reason if no answer comes, "" after an answer."""
     transport = Transport(url, 30.0, credentials)
     try:
         transport.request("GET", "/")

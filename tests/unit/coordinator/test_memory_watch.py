@@ -1,4 +1,4 @@
-"""Executors with `max_memory`, as the coordinator looks at them."""
+"""Executors with `max_memory`, as seen by the coordinator."""
 
 import os
 from typing import Any
@@ -39,7 +39,7 @@ class World:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Processes that were measured; each uses 96 MiB."""
+    """Measured processes; each uses 96 MiB."""
     pids: list[int] = []
 
     def measure(pid: int) -> int:

@@ -1,10 +1,10 @@
-"""When executors with a bound are measured, and when they exceed it."""
+"""Executors with a bound: times of measurements, and excess."""
 
 from shmserve.core.control.memory_bounds import MemoryBounds
 
 
 class Machine:
-    """Memory of one process. `counts`: number of times the page tables were walked."""
+    """Memory of a process. `counts`: number of walks of the page tables."""
 
     def __init__(self) -> None:
         self.bounds = MemoryBounds(self._mapped, self._proportional)

@@ -1,4 +1,4 @@
-"""Requests like an earlier one: plans, counts after the answer, small outputs."""
+"""Requests like an earlier request: plans, counts after the answer, small outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MINE = Region("mine", 5, "", 0, 4096, uid=1, sealed=True)
 
 
 class Registry:
-    """A registry whose regions the test publishes anew."""
+    """A registry with regions of the test."""
 
     def __init__(self, **regions: Region) -> None:
         self.publish(**regions)

@@ -218,7 +218,7 @@ def test_programs_of_this_host_may_call_it_by_any_address() -> None:
     """Browsers send such a GET of a foreign page without `Origin` and `Sec-Fetch-Site`."""
     client = Client(Settings(model_control="explicit"))
     near: Any = {"REMOTE_ADDR": "127.0.0.1"}
-    for _ in range(2):  # nothing that is admitted opens the way for another request
+    for _ in range(2):  # no admitted request opens the way for another request
         for method, path in READS:
             assert client.ask(method, path, b"{}", ANY, **near).status != 403, path
             for far in ({"REMOTE_ADDR": "10.0.0.1"}, {}):

@@ -1,4 +1,4 @@
-"""Memory of a process: private pages, its share of others, and nothing of shared memory."""
+"""Memory of a process: private pages, the share of other pages, no shared memory."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from shmserve.observe import usage
 
 MIB = 1 << 20
-# A parent with 64 MiB of its own and as much of shared memory, and a child that takes 32 MiB more
+# A parent with 64 MiB and as much of shared memory, and a child with 32 MiB more
 PROGRAM = """
 import mmap, os, sys
 kept = bytearray(b"x" * (64 << 20))

@@ -1,4 +1,4 @@
-"""Pauses between starts of executors, with programs in their place."""
+"""Pauses between starts of executors, with other programs instead."""
 
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ LEAKS = Instance("m/1/0", ModelSpec("m", "1", "", "python", 0, (), ()), "/x")
 
 
 class Template:
-    """Starts programs that wait."""
+    """Starts waiting programs."""
 
     def is_coming(self, now):
         return False

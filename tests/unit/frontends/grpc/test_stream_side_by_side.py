@@ -103,7 +103,7 @@ def test_another_request_begins_once_one_is_answered(models: Models) -> None:
     with Rig(models.dispatcher) as rig:
         call = rig.client.stream(gated(*ids))
         entered(models, ids[:16])
-        models.gate("b").set()  # its answer waits, and keeps its place
+        models.gate("b").set()  # the answer waits, and keeps the place
         wait_until(lambda: models.dispatcher.calls[1].outcomes == [], "b is not answered")
         assert "q" not in models.entered
         models.gate("a").set()
@@ -131,7 +131,7 @@ def test_large_messages_run_with_fewer_beside_them(
 
 
 def test_tensors_that_fill_a_callers_share_come_one_after_another(models: Models) -> None:
-    """Side by side, the caller's share would refuse requests that fit one by one."""
+    """Side by side, the caller's share would refuse requests, which fit in turn."""
     spec = fake_models.spec("wide", "INT32", (-1,))
     running = []
 
@@ -177,7 +177,7 @@ def test_all_streams_together_have_a_bound_but_each_has_a_place(models: Models) 
 
 @pytest.mark.parametrize("model", ["one", "many"])
 def test_a_sequences_requests_keep_their_order(models: Models, model: str) -> None:
-    """Requests of a sequence reach the model one after another, beside those of others."""
+    """Requests of a sequence reach the model in turn, beside requests of other sequences."""
     config = ConfigDocument(sequence_batching=SequenceEntry())
     spec = fake_models.spec(model, "INT32", (1,), decoupled=model == "many")
     spec = replace(spec, config=config)

@@ -292,7 +292,7 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
 
 
 def test_metrics_of_their_own_without_keys(tmp_path: Path) -> None:
-    """Prometheus needs no key there, and sees no names of keys."""
+    """Prometheus needs no key, and sees no names of keys."""
     there: dict[str, Any] = {"SERVER_PORT": "8002", "REMOTE_PORT": "5", "HTTP_HOST": "h"}
     key = {"Authorization": f"Bearer {KEY}"}
     for metrics_keys in (True, False):
