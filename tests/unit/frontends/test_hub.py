@@ -299,7 +299,10 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
     fd = channel.fileno()
     channel.close()
     left, right = socket.socketpair()
-    assert left.fileno() == fd
+    if left.fileno() != fd:  # garbage collection has just closed a lower descriptor
+        os.dup2(left.fileno(), fd)
+        left.close()
+        left = socket.socket(fileno=fd)
     loop.hub.handle(fd, lambda _: (got.append(left.recv(9)), loop.hub.leave()))  # type: ignore[arg-type]
     for text in (b"first", b"second"):
         right.send(text)
