@@ -356,6 +356,7 @@ class Http2Call:
         self.active = self.waits = False
         if self.reader is not None:
             self.stop_reading()
+        self._on_message = None
         self._messages.clear()  # its deadline may keep the call object alive for long
         if self._changes is not None:
             self._changes.tell()

@@ -164,27 +164,20 @@ class Session:
 
     def _read(self) -> None:
         reader = self._reader
-        for data in self._requests:
-            request = self._enter(data)
-            if request is None:
-                continue
-            inference = request.inference if request.in_order else None
-            if inference is None or not self._requests.on_message(self._read_elsewhere):
-                self._begin(request)
-                continue
-            request.begun = True
-            self._run(request, inference)
-            if self._reader != reader:
+        while self._reader == reader:
+            data = next(self._requests, None)
+            if data is None:
                 return
-            self._requests.on_message(None)
+            self._enter(data)
+            del data  # large messages are not to be kept while the stream waits
 
     def _read_elsewhere(self) -> None:
         """Let another greenlet read while the reader runs a request."""
         self._reader += 1
         self._spawn(self._read)
 
-    def _enter(self, data: bytes | memoryview) -> SessionRequest | None:
-        """Return the request of a message, once the stream has room, if the request may begin."""
+    def _enter(self, data: bytes | memoryview) -> None:
+        """Begin the request of a message, once the stream has room and the sequence allows it."""
         streams, order = self._streams, self._order
         self._count(1)
         request = streams.begin(data, self._context, self._strict)
@@ -193,18 +186,22 @@ class Session:
         begins = order.enter(request)
         if self._over:
             self._drop(request)
-            return None
-        return request if begins else None
+        elif begins:
+            self._begin(request, by_reader=True)
 
-    def _begin(self, request: SessionRequest) -> None:
+    def _begin(self, request: SessionRequest, by_reader: bool = False) -> None:
         request.begun = True
-        inference = request.inference
+        inference, reader = request.inference, self._reader
         if inference is None:
             self._finished(request)
-        elif request.in_order:
-            self._spawn(lambda: self._run(request, inference))
-        else:
+        elif not request.in_order:
             self._spawn(lambda: self._produce(request, inference))
+        elif by_reader and self._requests.on_message(self._read_elsewhere):
+            self._run(request, inference)
+            if self._reader == reader:
+                self._requests.on_message(None)
+        else:
+            self._spawn(lambda: self._run(request, inference))
 
     def _passed(self, request: SessionRequest) -> None:
         """Let the next request of the request's sequence begin."""

@@ -113,7 +113,9 @@ class Streams:
 
     def has_room(self, order: StreamOrder[SessionRequest], request: SessionRequest) -> bool:
         """Return True if a stream may begin another request."""
-        if request.in_order and order.places and self._ordinary >= self._max_ordinary:
+        if not order.places:
+            return True
+        if request.in_order and self._ordinary >= self._max_ordinary:
             return False
         # a quarter of the share leaves room for answers larger than requests
         return order.has_room(min(_LIMIT_BYTES, self._inferences.share_beside // 4))
