@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+import shmserve.client
 from tests.integration.region_client import Client
 from tests.running_server import WATCHDOG_S, RunningServer, binary_request, wait_until
 from tests.servers import Server, completed, failed_start, triton
@@ -61,6 +62,15 @@ def server(
 
 def test_tritonclient(server: Encrypted) -> None:
     triton("tls", f"localhost:{server.http_port}", server.grpc_address, server.folder)
+
+
+def test_the_python_client_finds_shared_memory(server: Encrypted) -> None:
+    url, folder = f"https://localhost:{server.http_port}", server.folder
+    files: dict[str, Any] = {"ca": folder / "ca.pem", "cert": folder / "client.pem"}
+    files["cert_key"] = folder / "client.key"
+    with shmserve.client.connect(url, require_shared_memory=True, **files) as client:
+        x = np.arange(5000, dtype=np.float32)
+        assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
 
 
 @pytest.mark.needs("curl")

@@ -85,10 +85,16 @@ class ProcessUsage:
         return True
 
     def _count(self, pid: int, used: Usage) -> None:
-        """Add the processor time that a process has used since its last count."""
+        """Add the processor time that a process has used since its last count. A process that is
+        older than the coordinator counts from the first look: after a restart of the coordinator,
+        Prometheus would take all of the process's time as new."""
         before = self._counted.get(pid)
-        known = before is not None and before.started == used.started
-        self._spent[self._owners[pid]] += used.cpu_s - (before.cpu_s if before and known else 0.0)
+        grown = 0.0
+        if before is not None and before.started == used.started:
+            grown = used.cpu_s - before.cpu_s
+        elif used.started >= self._own_start:
+            grown = used.cpu_s
+        self._spent[self._owners[pid]] += grown
         self._counted[pid] = used
 
     def _forget(self, reconciler: Reconciler) -> None:

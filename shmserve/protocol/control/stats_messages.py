@@ -149,7 +149,7 @@ class UsageReport(Struct, frozen=True, array_like=True):
 
     Attributes:
         model, version: executors: model version; "": versions that are not served any more.
-        cpu_s: processor time in seconds so far, ended processes included.
+        cpu_s: processor time in seconds since the coordinator's start, ended processes included.
         private: bytes of memory that the processes have now, without shared memory.
         resident: bytes of memory that the processes have now, shared memory included.
     """

@@ -80,6 +80,17 @@ def test_processor_time_is_counted_once_and_stays_after_the_end() -> None:
     assert spent() == {("executor", "", ""): found[1]}
 
 
+def test_processes_that_are_older_than_the_coordinator_count_from_the_first_look() -> None:
+    parent = ProcessRecord("h", "http", os.getppid(), 0.0)
+    reconciler: Any = SimpleNamespace(processes={"h": parent})
+    usage = ProcessUsage(0.0)
+    usage.look(reconciler, 1.0)
+    assert {row.role: row.cpu_s > 0 for row in usage.report()} == {
+        "coordinator": True,  # this process
+        "http": False,
+    }
+
+
 def test_where_nothing_happens_it_is_looked_at_again_when_a_process_comes() -> None:
     reconciler: Any = SimpleNamespace(processes={})
     usage = ProcessUsage(0.0)

@@ -276,7 +276,7 @@ def _usage(report: Report) -> Iterator[core.Metric]:
         ("model", "a model's executors", _MODEL),
     ):
         for field, make, name, what in (
-            ("cpu_s", _counter, "cpu_seconds", "Processor time so far"),
+            ("cpu_s", _counter, "cpu_seconds", "Processor time since the start of the coordinator"),
             ("private", _gauge, "private_bytes", "Memory without shared memory"),
             ("resident", _gauge, "resident_bytes", "Memory with shared memory"),
         ):
