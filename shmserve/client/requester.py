@@ -176,6 +176,9 @@ class Requester(Struct, eq=False):
         raise InferenceError(0, f"input '{name}' has no place in shared memory: {reason}")
 
     def _pool_of(self, barred: Set[str]) -> PoolOf:
+        if not barred:
+            return self._pools.on
+
         def pool_of(device: int | None) -> BlockPool | None:
             kind = _HOST if device is None else _GPU
             return self._pools.on(device) if kind not in barred else None

@@ -103,6 +103,19 @@ def test_a_request_is_counted_when_its_answer_is_there(server: Server) -> None:
             assert stats["execution_count"] == stats["inference_stats"]["success"]["count"]
 
 
+def test_a_region_registered_anew_is_other_memory_at_once(program: Program) -> None:
+    asked = request(1, in_region("mine", 4), outputs=(LaneOutput("OUT"),))
+    with program.lane("echo") as lane:
+        for value in range(1, 6):
+            memory = program.region("mine", 4096).view(np.float32)
+            memory[:4] = value
+            for _ in range(3):
+                (output,) = lane.ask(asked).outputs
+                assert output.at == memory[:4].tobytes()
+            program.ask(control.Unregister(("mine",)))
+            assert lane.ask(asked).status == 404
+
+
 @pytest.mark.parametrize("outputs", [None, ["N"]])  # with windows and without
 def test_a_stream_goes_over_a_lane_and_is_counted_once(
     server: Server, outputs: list[str] | None

@@ -237,8 +237,12 @@ class BatchRunner(Struct, eq=False):
             member.request = opened.request
             return
         try:
-            inputs = self._workspace.read(frontend, message) if gathered is None else {}
-            member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
+            alone = gathered is None
+            inputs = self._workspace.read(frontend, message) if alone else {}
+            # outputs of a gathered batch lie in slots already
+            inline_bytes = frontend.inline_bytes if alone else 0
+            request = ExecutorRequest(self._workspace, message, inputs, watch, None, inline_bytes)
+            member.begin(request, gathered)
         except ShmserveError as ex:
             self._workspace.devices.settle()  # copies to the GPU may be under way
             member.fail(ex)

@@ -106,7 +106,7 @@ class RequestRunner:
             Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in),
             retained=retained,
         )
-        segments = [slot.segment for slot in outputs.slots]
+        segments = [slot.segment for slot in outputs.slots] if outputs.slots else ()
         outcome = RunOutcome(connection, message, answer, segments)
         if not result.error_code:
             if inline_bytes:

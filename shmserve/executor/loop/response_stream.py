@@ -103,7 +103,10 @@ class Stream:
             return self._request
         workspace, message = self._workspace, self.message
         inputs = workspace.read(self.frontend, message)
-        self._request = ExecutorRequest(workspace, message, inputs, self.is_cancelled, self)
+        inline_bytes = self.frontend.inline_bytes
+        self._request = ExecutorRequest(
+            workspace, message, inputs, self.is_cancelled, self, inline_bytes
+        )
         return self._request
 
     @property

@@ -88,8 +88,9 @@ class LanePlans:
 
 
 def _key(uid: int, message: LaneRequest) -> Hashable:
-    inputs = [
-        (t.name, t.datatype, t.shape, len(at) if type(at := t.at) is bytes else at)
-        for t in message.inputs
-    ]
-    return uid, tuple(inputs), message.outputs
+    parts: list[Hashable] = [uid, message.outputs]
+    for tensor in message.inputs:  # no comprehension, which would make a function each time
+        at = tensor.at
+        size = len(at) if type(at) is bytes else at
+        parts += (tensor.name, tensor.datatype, tensor.shape, size)
+    return tuple(parts)

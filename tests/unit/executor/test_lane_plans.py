@@ -26,10 +26,12 @@ from shmserve.protocol.control.lane_messages import (
     LaneRequest,
     LaneWindow,
 )
+from shmserve.tensor.config_document import BatchingEntry
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import TensorSpec
 from tests.integration.lane_client import floats, in_region, request
 from tests.running_server import wait_until
+from tests.unit.executor.test_batch_loop import spec_of
 from tests.unit.executor.test_lane_channels import lane_to
 from tests.unit.rig import SPEC, Rig
 
@@ -189,6 +191,34 @@ def test_a_small_output_takes_no_slot(rig: Rig, datatype: str, offered: bool) ->
     found = np.frombuffer(output.at, DATATYPES[datatype].numpy) if output.at else np.empty(0)
     assert np.array_equal(found.reshape(array.shape), array)
     assert (answer.receipt.copied_out, answer.receipt.inline) == (array.nbytes, array.nbytes + 4)
+
+
+@pytest.mark.parametrize("kind", ["batches", "streams"])
+def test_small_outputs_of_batches_and_streams_take_no_slot(rig: Rig, kind: str) -> None:
+    def model(asked: Request) -> Response | None:
+        x = asked.inputs["IN"].numpy()
+        out = asked.offer("OUT", "FP32", x.shape)
+        out[:] = x + 1
+        answer = Response((Output("OUT", "FP32", out),))
+        assert not rig.executors[0].memory.rows("slots")
+        if asked.responses is None:
+            return answer
+        asked.responses.send(answer)
+        out[:] += 1
+        asked.responses.send(answer, final=True)
+        return None
+
+    batched = kind == "batches"
+    rig.serve(model, spec=spec_of(BatchingEntry()) if batched else replace(SPEC, decoupled=True))
+    with lane_to(rig) as lane:
+        if batched:
+            answers = [lane.ask(request(1, replace(floats(1, 2), shape=(2, 1))))]
+        else:
+            lane.send(request(1, floats(1, 2), credit=2))
+            answers = [lane.receive(), lane.receive()]
+    found = [np.frombuffer(a.outputs[0].at, "f4").tolist() for a in answers]  # type: ignore[arg-type]
+    assert found == [[2, 3], [3, 4]][: len(answers)]
+    assert answers[-1].final
 
 
 @pytest.mark.parametrize("texts", [[], [b""], [b"a", b"b" * 4000], [b"c" * 4093]])
