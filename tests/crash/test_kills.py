@@ -37,7 +37,10 @@ POINTS = {
     "executor, answer not yet sent": "shmserve.executor.peers.channels:Channels.send:20",
     "executor, request of a lane read": "shmserve.executor.peers.lane_gate:LaneGate.admit:20",
     "executor, answer of a lane not yet sent": (
-        "shmserve.executor.peers.lane_peers:LanePeers.answered:20"
+        "shmserve.executor.peers.lane_peers:LanePeers.answer:20"
+    ),
+    "executor, answer of a lane not yet counted": (
+        "shmserve.executor.peers.lane_counting:LaneCounting.answered:20"
     ),
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",

@@ -17,12 +17,13 @@ CEILINGS = {
     # a peer or client has sent is decoded where nothing but one error can come of it (1, 4, 3)
     # 33, 98, 131, and since then: a connection waits on its worker's loop, where others go on
     # meanwhile, and not in the kernel (2, 8, 12)
-    # 34, 99, 128, and since then: a wait may begin with a look (1, 3, 3)
-    "http": {"files": 35, "moves": 102, "calls": 131},
+    # 34, 99, 128, and since then: a wait may begin with a look (1, 3, 3), and one file counts runs,
+    # before an answer to a frontend and after an answer to a lane (1, 0, 0)
+    "http": {"files": 36, "moves": 102, "calls": 131},
     # 34, 112, 161 with the `grpcio` library, whose own work is not counted. The default engine is
     # ours: HTTP/2's frames and windows are, the loop's turns, and what is received into slots
-    # 45, 174, 242, and since then: a wait may begin with a look (1, 3, 3)
-    "grpc": {"files": 46, "moves": 177, "calls": 245},
+    # 45, 174, 242, and since then: a wait may begin with a look (1, 3, 3), and that file (1, 0, 0)
+    "grpc": {"files": 47, "moves": 177, "calls": 245},
 }
 
 
