@@ -129,6 +129,7 @@ def test_a_folder_of_one_model_without_versions(tmp_path: Path) -> None:
     (folder / "model.py").write_text("=" + MODEL)
     with served(folder, "--reload", kind=Starting) as server:
         wait_until(lambda: "SyntaxError" in server.log(), "the error at the start")
+        assert f'File "{folder}/model.py", line 1\n' in server.log()
         editor = Editor(server, folder)
         by_context = MODEL.replace("= 1", "= int(context.spec.parameters.get('factor', 1))")
         editor.save("model.py", by_context, 1)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from shmserve import config, ids, model_places
 from shmserve.config import PREFIX, Settings
 from shmserve.errors import ConfigError
-from shmserve.repository import no_models
 from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport import listen_addresses
 
@@ -61,6 +60,8 @@ def _given(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]
 
 def _repository(path: str) -> str:
     """Return the entry of `model_repository` for a repository or a model's own folder."""
+    from shmserve.repository import no_models  # slow to import, and a service needs no PATH
+
     if model_places.is_remote(path):
         return path
     name, path = model_places.single_of(path) or ("", path)
