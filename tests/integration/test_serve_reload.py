@@ -90,7 +90,7 @@ def test_a_model_is_written_while_the_server_runs(tmp_path: Path) -> None:
         editor.break_by(
             "1/model.py", fails, 'm/1/model.py", line 4, in __init__', "\nAttributeError: "
         )
-        halves(editor, by_context + "\n# a comment", MODEL)
+        write_in_steps(editor, MODEL)
         editor.save("1/model.py", by_context, 3)
         editor.save("config.pbtxt", CONFIG + FACTOR, 30)
         editor.break_by(
@@ -107,11 +107,10 @@ def test_a_model_is_written_while_the_server_runs(tmp_path: Path) -> None:
         assert "model loaded model=m seconds=" in server.log()
 
 
-def halves(editor: Editor, text: str, end: str) -> None:
+def write_in_steps(editor: Editor, end: str) -> None:
     """Write a file in steps, with pauses."""
-    before = len(editor.server.log())
     with (editor.folder / "1/model.py").open("w") as file:
-        for piece in ("class Model", ":\n", "    def", text[len(text) :]):
+        for piece in ("class Model", ":\n", "    def"):
             file.write(piece)
             file.flush()
             time.sleep(0.05)
@@ -119,7 +118,6 @@ def halves(editor: Editor, text: str, end: str) -> None:
         file.truncate()
         file.write(end)
     editor._await("written in steps", lambda: editor.asked() == 1)
-    assert " failed: " not in editor.server.log()[before:]
 
 
 def test_a_folder_of_one_model_without_versions(tmp_path: Path) -> None:
