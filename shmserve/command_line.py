@@ -24,7 +24,23 @@ ERROR = 2  # exit status of a failed command; 1: the command ran and the answer 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that prints a single line for an error, without the usage."""
+    """Parser that prints a single line for an error, without the usage. `takes_tail`: words behind
+    ``--`` are options for gunicorn."""
+
+    takes_tail = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        if not self.takes_tail:
+            return super().parse_known_args(words, namespace)
+        end = words.index("--") if "--" in words else len(words)
+        parsed, unknown = super().parse_known_args(words[:end], namespace)
+        if unknown:
+            self.error(f"unknown: {' '.join(unknown)}; put gunicorn's options after --")
+        parsed.gunicorn = words[end + 1 :]
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(ERROR, f"shmserve: {message} (see {self.prog} --help)\n")
@@ -42,13 +58,12 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--config", metavar="FILE", help="settings, instead of SHMSERVE_CONFIG")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, module: str, text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    def command(name: str, module: str, text: str) -> _Parser:
+        made: _Parser = commands.add_parser(name, help=text, description=text)
         made.set_defaults(module=module)
         return made
 
-    serve = command("serve", "serving.serve", "run the server (gunicorn) in the foreground")
-    serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
+    _add_serve(command("serve", "serving.serve", "run the server (gunicorn) in the foreground"))
     command("reload", "serving.reload", "replace processes of a running service (setting reload)")
     init = command(
         "init", "serving.init", "make a model repository with examples, and a settings file"
@@ -106,6 +121,25 @@ def parser() -> argparse.ArgumentParser:
     complete = command("completion", "shell_completion", "print a completion script for a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return whole
+
+
+def _add_serve(serve: _Parser) -> None:
+    serve.takes_tail = True
+    serve.usage = (
+        "shmserve serve [PATH] [--http ADDRESS] [--grpc ADDRESS] [--reload] [-- GUNICORN OPTIONS]"
+    )
+    serve.epilog = "The options win over the environment and the file of settings."
+    serve.add_argument(
+        "path", metavar="PATH", nargs="?", help="model repository, or one model's own folder"
+    )
+    address = "HOST:PORT, unix:PATH, or :PORT, which only this host reaches; default: "
+    serve.add_argument("--http", metavar="ADDRESS", help=f"{address}http_bind")
+    serve.add_argument("--grpc", metavar="ADDRESS", help=f"{address}grpc_bind")
+    serve.add_argument(
+        "--reload",
+        action="store_true",
+        help="load a model anew when files in its folder change, and show why it does not load",
+    )
 
 
 def _add_show(show: argparse.ArgumentParser) -> None:

@@ -48,6 +48,7 @@ class LogFields(TypedDict, total=False):
     refused: int  # spans, since the process started
     request: str  # id of the request, as the client has it
     revision: int
+    seconds: float  # of a load
     segments: int
     source: str  # address of a model repository
     status: object  # of an answer or of an ended process

@@ -34,7 +34,12 @@ def missing_folders(settings: Settings) -> Iterator[str]:
 
 def single_dir(settings: Settings) -> str:
     """Return the folder where models of `NAME=FOLDER` entries are laid out as in a repository."""
-    return os.path.join(config.run_dir(settings), "single")
+    return single_dir_in(config.run_dir(settings))
+
+
+def single_dir_in(run_dir: str) -> str:
+    """Return the same folder, in the run directory of this generation."""
+    return os.path.join(run_dir, "single")
 
 
 def cache_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:

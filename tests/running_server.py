@@ -139,6 +139,7 @@ class RunningServer:
         self._gunicorn = gunicorn
         self.within = within
         self.pass_fds: list[int] = []
+        self.options: tuple[str, ...] = ()  # of `shmserve serve`
         self._output = output
         self._kept = kept
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
@@ -167,7 +168,7 @@ class RunningServer:
         command = ["gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), *self._gunicorn]
         command += ["shmserve.app"]
         if self._kept:
-            command = ["shmserve", "serve", "--", *self._gunicorn]
+            command = ["shmserve", "serve", *self.options, "--", *self._gunicorn]
         with self.log_path.open("ab") as file:
             log = file if self._output is None else self._output
             self.master = subprocess.Popen(

@@ -169,6 +169,9 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
         effects += load(name, revision, now, required=True, implied=implied)
     if desired.is_empty:
         _log.warning("model_repository has no model%s", _reasons(desired.skipped))
+    if parts.control.watches:
+        count = len(fingerprints)
+        _log.info("watching %d model%s: changed models are loaded anew", count, "s"[: count != 1])
     for name, reason in desired.failures.items():
         _log.error("model cannot be served", extra=log_fields(model=name, reason=reason))
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])

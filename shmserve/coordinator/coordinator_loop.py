@@ -153,6 +153,7 @@ class CoordinatorLoop:
             _log.error("not ready: %s (pool_bytes, %s)", shortage, pool_sizing.SHM)
         parts.reconciler.serving("grpc", launch.grpc_unserved)
         self._regions, self._introspection = parts.regions, parts.introspection
+        self._control = parts.control
         self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
         self._client_socket = ClientSocket(settings, parts.regions, parts.lanes, self._selector)
@@ -201,7 +202,7 @@ class CoordinatorLoop:
 
     def _turn(self) -> None:
         patience = _SOON_S if self._router.urgent else _TICK_S
-        next_due = min(self._introspection.due, self._beat_at)
+        next_due = min(self._introspection.due, self._beat_at, self._control.due)
         until_due = max(0.0, next_due - time.monotonic())
         for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, ProcessConnection):

@@ -54,10 +54,7 @@ def of_repository(directory: str) -> str:
     name = name if ids.is_model_name(name) else "NAME"
     if _MLSERVER in files:
         return f"is a model of MLServer's, and no folder of models: {_REWRITE} in a folder below it"
-    inside = [f"{n}/{f}" for n in folders if n.isdigit() for f in _FILES.values()]
-    signs = [CONFIG_FILE if CONFIG_FILE in files else "", _model_file(files)]
-    signs += [path for path in inside if os.path.exists(os.path.join(directory, path))]
-    if sign := next(filter(None, signs), ""):
+    if sign := sign_of_model(directory):
         return (
             f"is a model's own folder (it has {sign}), and no folder of models:"
             f" write '{name}={directory}' in model_repository, or name the folder above it"
@@ -65,6 +62,15 @@ def of_repository(directory: str) -> str:
     if not folders:
         return f"has no folders: a model is a folder with 1/model.py or alike, and {CONFIG_FILE}"
     return ""
+
+
+def sign_of_model(directory: str) -> str:
+    """Return a file by which a folder is a model's own folder; "" if there is none."""
+    files, folders = _listed(directory)
+    inside = [f"{n}/{f}" for n in folders if n.isdigit() for f in _FILES.values()]
+    signs = [CONFIG_FILE if CONFIG_FILE in files else "", _model_file(files)]
+    signs += [path for path in inside if os.path.exists(os.path.join(directory, path))]
+    return next(filter(None, signs), "")
 
 
 def _model_file(files: list[str]) -> str:

@@ -43,12 +43,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from shmserve import config, ids, model_places
+from shmserve import config, ids, model_places, single_models
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.log_fields import log_fields
 from shmserve.observe import last_words, log_output
-from shmserve.supervisor import single_models
 from shmserve.supervisor.generations import activation, handover
 from shmserve.supervisor.master_state import MasterState
 from shmserve.transport import listen_addresses, rundir

@@ -15,7 +15,7 @@
     totals.msgpack    counts of ended processes: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.state.checkpoint
     <file>.new        room for the next content of a file above: shmserve.shm.replaced_file
-    single/           models of `NAME=PATH` entries, laid out: shmserve.supervisor.single_models
+    single/           models of `NAME=PATH` entries, laid out: shmserve.single_models
     overrides/        a folder for each load request with a configuration or files
     g<number>/        run directory of a generation that a reload has started
     serving           link to the serving generation; absent: the first, in this directory

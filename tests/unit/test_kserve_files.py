@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shmserve import config, model_places, repository
-from shmserve.supervisor import single_models
+from shmserve import config, model_places, repository, single_models
 from tests import kserve_facts
 from tests.needs import KSERVE_PYTHON
 

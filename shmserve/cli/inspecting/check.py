@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shmserve import config, model_places
+from shmserve import config, model_places, single_models
 from shmserve.cli.inspecting import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
@@ -19,7 +19,6 @@ from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config import backend_kinds, model_config
 from shmserve.repository import folder_reader, no_models
-from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import extras, listen_addresses
 from shmserve.transport.processes import raise_file_limit

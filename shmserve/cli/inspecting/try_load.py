@@ -55,18 +55,20 @@ def code_problem(folder: Path) -> str:
     return ""
 
 
-def _place(ex: BaseException | None, directory: str) -> str:
+def _place(ex: BaseException | None, folders: tuple[str, ...]) -> str:
     """Return the place of an exception or its causes in the model's code: the innermost line, or
     the line of a syntax error. Return "" if no line of the model is involved."""
     location = ""
+    inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for _ in range(_MOST_CAUSES):
         if ex is None:
             break
         if isinstance(ex, SyntaxError) and ex.filename:
             return f"{ex.filename}, line {ex.lineno}: "
         for frame in traceback.extract_tb(ex.__traceback__):
-            if frame.filename.startswith(f"{directory}/"):
-                location = f"{frame.filename}, line {frame.lineno}: "
+            file = os.path.realpath(frame.filename)
+            if os.path.isabs(frame.filename) and file.startswith(inside):
+                location = f"{file}, line {frame.lineno}: "
         ex = ex.__cause__ or ex.__context__
     return location
 
@@ -84,7 +86,8 @@ def main() -> int:
         backend, _ = model_loading.load(instance, devices)
         backend.close()
     except Exception as ex:
-        reason = _place(ex, instance.directory) + _reason(ex, instance.name)
+        version = os.path.join(instance.directory, instance.spec.version)
+        reason = _place(ex, (instance.directory, version)) + _reason(ex, instance.name)
         log_output.end()  # flushes the model's output first
         print(f"\n{_MARK}{reason}", file=sys.__stdout__, flush=True)
         return 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shmserve import config
-from shmserve.cli.serving import shipped
+from shmserve.cli.serving import serve_options, shipped
 from shmserve.errors import ConfigError
 from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans
@@ -30,6 +30,8 @@ def command(extra: Sequence[str]) -> list[str]:
 
 def main(arguments: argparse.Namespace) -> NoReturn:
     try:
+        for sentence in serve_options.take(arguments, os.environ):
+            print(f"shmserve: {sentence}", file=sys.stderr, flush=True)
         settings = config.load()  # report wrong settings here, before gunicorn's own output
     except ConfigError as ex:
         activation.tell(os.environ, ex.message)

@@ -20,7 +20,8 @@ class ControlRequest(Struct, eq=False):
 
     `ticket`: 0 if no client asked, because the repository has changed or an ensemble needs the
     model. `implied`: load the model for an ensemble. `dependents`: unload an ensemble together
-    with its steps. `found`: contents of the model's folder, only for an ensemble.
+    with its steps. `found`: contents of the model's folder, only for an ensemble. `begun_at`: start
+    of the load, which has made revision number `revision`.
     """
 
     name: str
@@ -34,6 +35,8 @@ class ControlRequest(Struct, eq=False):
     implied: bool = False
     dependents: bool = False
     found: ModelReader | None = None
+    begun_at: float = 0.0
+    revision: int = 0
 
     def steps(self) -> set[str]:
         """Return the models of the ensemble to be loaded. The set is empty for any other model."""

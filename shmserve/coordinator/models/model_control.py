@@ -16,12 +16,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.coordinator.models.control_request import ControlRequest, Stage
 from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import ModelReader, RepositoryJobs
+from shmserve.coordinator.models.repository_watch import RepositoryWatch
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
@@ -66,8 +68,8 @@ class ModelControl:
         self._send = send
         self._perform = perform
         self._queues: dict[str, deque[ControlRequest]] = {}
-        self._poll_at = time.monotonic() + settings.poll_interval_s
-        self._polling = False
+        interval_s = settings.poll_interval_s if settings.model_control == "poll" else inf
+        self._watch = RepositoryWatch(interval_s, time.monotonic() + interval_s)
         self._sweep_at = 0.0
         self._overrides_seen: dict[str, float] = {}  # time of the first sweep that saw the name
 
@@ -91,15 +93,25 @@ class ModelControl:
         self.remote.tick(now)
         for name in list(self._queues):
             self._advance(name, now)
-        # The start itself reads the repository first (`Reconciler.scanned`).
-        polls = self._settings.model_control == "poll" and self._reconciler.complete
-        if polls and now >= self._poll_at:
-            self._poll_at = now + self._settings.poll_interval_s
-            if not (self._polling or self._reconciler.draining):
-                self._polling = self._jobs.survey(self._surveyed)
+        if now >= self.due:
+            self._watch.begin(now)
+            if not self._jobs.survey(self._surveyed):
+                self._watch.fail(now)
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
             self._sweep(now)
+
+    @property
+    def watches(self) -> bool:
+        """True if the repository is looked at again and again."""
+        return self._watch.interval_s < inf
+
+    @property
+    def due(self) -> float:
+        """Return when (monotonic) to look at the repository, which the start itself reads first
+        (`Reconciler.scanned`)."""
+        waits = self._reconciler.draining or not self._reconciler.complete
+        return inf if waits else self._watch.next_look
 
     def _refusal(self, request: ControlRequest) -> Refusal | None:
         if self._settings.model_control != "explicit":
@@ -130,7 +142,7 @@ class ModelControl:
                     return
                 self._load_ensemble(request, now)
             elif request.stage is Stage.LOADING:
-                self._finish(request, *self._failure(name, self._error(name)))
+                self._end_load(request, now)
             elif request.load and request.ticket and self.remote.there:
                 request.stage = Stage.FETCHING
                 self.remote.fetch((name,), now, functools.partial(self._fetched, request))
@@ -195,11 +207,23 @@ class ModelControl:
 
     def _load(self, request: ControlRequest, read: ModelReader, now: float) -> None:
         name = request.name
-        request.kept, request.stage = read.kept, Stage.LOADING
+        request.kept, request.stage, request.begun_at = read.kept, Stage.LOADING, now
         revision = self._revision(read, request.overrides if read.kept else "")
+        request.revision = revision.number
         _log.info("loading", extra=log_fields(model=name, revision=revision.number))
         effects = self._reconciler.models.load(name, revision, now, implied=request.implied)
         self._perform(self._reconciler.excuse(name) + effects)
+
+    def _end_load(self, request: ControlRequest, now: float) -> None:
+        name, reason = request.name, self._error(request.name)
+        model = self._reconciler.models.by_name.get(name)
+        serving = model.serving if model is not None else None
+        if not reason:
+            took_s = round(now - request.begun_at, 2)
+            _log.info("model loaded", extra=log_fields(model=name, seconds=took_s))
+        elif serving is None or serving.number == request.revision:  # else the rollout has logged
+            _log.error("model not loaded", extra=log_fields(model=name, reason=reason))
+        self._finish(request, *_in_tritons_words(name, reason))
 
     # --------------------------------------------------------------------- ensembles
 
@@ -275,12 +299,11 @@ class ModelControl:
         return Revision(number, versions, dict(read.failures), read.fingerprint, overrides)
 
     def _failure(self, name: str, reason: str, begin: str = "") -> Refusal:
-        """Return a refusal in Triton's words. Clients of Triton recognize a bad configuration by
-        the start of the text."""
-        if not reason:
-            return "", ""
-        _log.error("model not loaded", extra=log_fields(model=name, reason=reason))
-        return Code.INVALID_ARGUMENT, f"{begin}load failed for model '{name}': {reason}"
+        """Log a refused load, and return the refusal."""
+        model = self._reconciler.models.by_name.get(name)
+        old = ", the old model serves on" if model is not None and model.working else ""
+        _log.error("model not loaded%s", old, extra=log_fields(model=name, reason=reason))
+        return _in_tritons_words(name, reason, begin)
 
     def _finish(self, request: ControlRequest, code: str = "", error: str = "") -> None:
         """Remove and answer the first request of a model's queue."""
@@ -300,7 +323,7 @@ class ModelControl:
     def renew(self) -> None:
         """Load again, from the cache, each model that has changed since loading."""
         if self._settings.model_control != "explicit":
-            self._polling = self._polling or self._jobs.survey(self._surveyed)
+            self._watch.ask(time.monotonic())
             return
         for name, model in self._reconciler.models.by_name.items():
             serving = model.serving
@@ -310,22 +333,19 @@ class ModelControl:
     def _surveyed(self, fingerprints: dict[str, str] | Exception) -> None:
         """Compare the repository with the loaded models: load new and changed models, unload
         removed models."""
-        self._polling = False
+        now, tried = time.monotonic(), self._jobs.tried
         if isinstance(fingerprints, Exception):
+            self._watch.fail(now)
             return
-        served = {n: m for n, m in self._reconciler.models.by_name.items() if not m.removed}
-        failed = {name.split("/")[0] for name in self._reconciler.failures}
-        for name in (served.keys() | failed) - fingerprints.keys():
+        known = {n for n, m in self._reconciler.models.by_name.items() if not m.removed}
+        known |= {name.split("/")[0] for name in self._reconciler.failures}
+        for name, mark in self._watch.end(fingerprints, tried, known, now).items():
             if name in self._queues:
-                continue
-            self._jobs.tried.pop(name, None)
-            request = ControlRequest(name, False, removed=True)
-            self._queues.setdefault(name, deque()).append(request)
-        for name, mark in fingerprints.items():
-            changed = self._jobs.tried.get(name) != mark and ids.is_model_name(name)
-            if changed and name not in self._queues:
-                self._jobs.tried[name] = mark
-                self._queues.setdefault(name, deque()).append(ControlRequest(name, True))
+                continue  # the next looks find the change again
+            tried.pop(name, None)
+            if mark:
+                tried[name] = mark
+            self._queues[name] = deque([ControlRequest(name, bool(mark), removed=not mark)])
 
     def _sweep(self, now: float) -> None:
         """Remove overrides that no request or revision uses, once a request for them can no longer
@@ -341,3 +361,10 @@ class ModelControl:
             limit_s = self._settings.load_timeout_s if asker in self._reconciler.processes else 0.0
             if name not in known and now - first_seen > limit_s + 3 * _SWEEP_S:
                 self._jobs.remove(name)
+
+
+def _in_tritons_words(name: str, reason: str, begin: str = "") -> Refusal:
+    """Return a refusal in Triton's words; empty without a reason. Clients of Triton recognize a bad
+    configuration by the start of the text."""
+    text = f"{begin}load failed for model '{name}': {reason}"
+    return (Code.INVALID_ARGUMENT, text) if reason else ("", "")

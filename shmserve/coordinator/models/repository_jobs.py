@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve import single_models
 from shmserve.coordinator.models.desired_models import Library, Version, split
 from shmserve.errors import Code, ConfigError, ShmserveError
 from shmserve.transport import rundir
@@ -96,7 +97,11 @@ class RepositoryJobs(Struct, frozen=True):
 
     def survey(self, done: Callable[[dict[str, str] | Exception], None]) -> bool:
         """Get the fingerprints of all models. Return False if too many jobs wait."""
-        return self._background.submit(functools.partial(self._library.survey, self._paths), done)
+        return self._background.submit(self._survey, done)
+
+    def _survey(self) -> dict[str, str]:
+        single_models.refresh(self._run_dir)
+        return self._library.survey(self._paths)
 
     def remove(self, overrides: str) -> None:
         """Remove overrides that no revision uses."""
@@ -134,6 +139,7 @@ class RepositoryJobs(Struct, frozen=True):
             except OSError:
                 raise ConfigError("the files of the load request are gone") from None
         if not kept:
+            single_models.refresh(self._run_dir)
             directory = self._library.locate(self._paths, name)
         # taken before reading, so later changes are noticed
         mark = self._library.fingerprint(directory)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 
+import shmserve
 from shmserve.cuda import runtime
 from shmserve.errors import Code, Internal, ModelFailure, ShmserveError
 
 MAX_TEXT = 500
 
+_OWN = (os.path.dirname(shmserve.__file__) + os.sep, "<frozen importlib")  # files of frames
 _INSTALL = "install its distribution where the server is installed, and load the model again"
 _TRACEBACK = "Traceback (most recent call last):"
 # The path begins at a word's start (so "and/or" stays) and goes on after the slash
@@ -88,8 +92,18 @@ def from_exception(
     if isinstance(ex, ShmserveError):
         return ex
     text, kind = describe(ex), type(ex).__name__
-    log.error("%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=ex)
+    shown = (type(ex), ex, _from_model(ex))
+    log.error("%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=shown)
     return from_cuda(ex, purpose) or ModelFailure(text, code)
+
+
+def _from_model(ex: BaseException) -> TracebackType | None:
+    """Return the exception's traceback without leading frames of the server and of imports. Return
+    all frames if no other frame is left, except for a syntax error, whose text names the place."""
+    frames = ex.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
+        frames = frames.tb_next
+    return frames if frames is not None or isinstance(ex, SyntaxError) else ex.__traceback__
 
 
 def without_frames(error: ShmserveError) -> ShmserveError:

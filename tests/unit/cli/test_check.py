@@ -141,3 +141,15 @@ def test_operators_are_told_the_paths_that_clients_are_not(check: Check, tmp_pat
         "FAIL  model m version 1: r/m/1/model.py, line 3: [Errno 2] No such file or directory:"
         " '/nowhere/weights.npy'",
     )
+
+
+def test_a_models_own_folder_is_told_without_links(check: Check, tmp_path: Path) -> None:
+    code = "class Model:\n    def __init__(self, c):\n        1 / 0\n"
+    model_maker(tmp_path / "r")(code + "    def infer(self, request): return {}\n")
+    (tmp_path / "r/m/1/model.py").rename(tmp_path / "r/m/model.py")
+    (tmp_path / "r/m/1").rmdir()
+    status, lines = check(load=True, model_repository=f"m={tmp_path}/r/m")
+    assert (status, lines[0]) == (
+        1,
+        "FAIL  model m version 1: r/m/model.py, line 3: division by zero",
+    )

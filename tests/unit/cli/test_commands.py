@@ -286,8 +286,8 @@ def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path
         names["load"]()
     outer = ConfigError("told otherwise")
     outer.__cause__ = told.value
-    assert try_load._place(outer, str(tmp_path)) == f"{path}, line 2: "
-    assert try_load._place(outer, "/elsewhere") == ""
+    assert try_load._place(outer, (str(tmp_path),)) == f"{path}, line 2: "
+    assert try_load._place(outer, ("/elsewhere",)) == ""
 
 
 def test_the_live_view_shows_rates() -> None:

@@ -24,7 +24,10 @@ def test_files_of_a_coming_request_outlive_a_jump_of_the_clock(tmp_path):
     )
     settings = Settings(model_control="explicit", load_timeout_s=100)
     reconciler: Any = SimpleNamespace(
-        processes={"http-1": None}, models=SimpleNamespace(by_name={}), draining=False
+        processes={"http-1": None},
+        models=SimpleNamespace(by_name={}),
+        draining=False,
+        complete=True,
     )
     control = ModelControl(settings, reconciler, jobs, Mock(), Mock(), Mock())
     control.remote = Mock()

@@ -70,7 +70,7 @@ def test_turns_come_as_often_as_signs_of_life_are_due() -> None:
     loop._beat_s, loop._beat_at, loop._stop_at = 0.25, 0.0, math.inf
     loop._wake.stopping = False
     loop._router.urgent = False
-    loop._introspection.due = math.inf
+    loop._introspection.due = loop._control.due = math.inf
     loop._selector.select = lambda wait_s: waits.append(wait_s) or time.sleep(wait_s) or ()
     loop._turn = lambda: CoordinatorLoop._turn(loop)
     CoordinatorLoop.run(loop, beats.__next__)

@@ -136,6 +136,34 @@ def test_model_errors_show_no_inside(make: Make, caplog) -> None:
     assert failure(ask(backend, spec, ("Y",), X=X)).message == "SystemExit: 4"
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (
+            "class Model:\n  def __init__(self, c): c.nothing\n  def infer(self, r): 0",
+            "AttributeError: ",
+        ),
+        ("def (", "SyntaxError: "),
+    ],
+)
+def test_the_log_shows_the_models_part_of_a_traceback(
+    make: Make, code: str, error: str, caplog
+) -> None:
+    with pytest.raises(ShmserveError):
+        load(make(code))
+    (frame,) = [line for line in caplog.text.splitlines() if line.startswith("  File ")]
+    assert "/1/model.py" in frame
+    assert f"\n{error}" in caplog.text
+
+
+def test_the_log_shows_all_of_the_servers_own_traceback(caplog) -> None:
+    with pytest.raises(AttributeError) as caught:
+        repository.read_labels(None, "")
+    own = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    from_exception(own, logging.getLogger(), "reading")
+    assert "repository/model_folder.py" in caplog.text
+
+
 def test_sanitised_texts() -> None:
     assert sanitised("and/or 3 / 4 = N/A; 2.5/s") == "and/or 3 / 4 = N/A; 2.5/s"
     assert sanitised("open ~/x, ./y/z.txt and ../w") == "open <path>, <path> and <path>"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shmserve import model_places, repository
+from shmserve import model_places, repository, single_models
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.supervisor import single_models
 
 CONFIG = """
 backend: "python"
@@ -74,3 +73,25 @@ def test_to_look_it_over_nothing_of_a_service_is_touched(tmp_path) -> None:
         assert set(repository.scan([place]).models) == {"a"}
     assert not Path(place).exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_changed_texts_are_copied_again(tmp_path) -> None:
+    path = make(tmp_path / "one")
+    scanned(tmp_path, f"a={path}")
+    place, run_dir = tmp_path / "run/single/a", str(tmp_path / "run")
+    mark = repository.fingerprint(str(place))
+    single_models.refresh(run_dir)
+    assert repository.fingerprint(str(place)) == mark
+    (path / "config.pbtxt").write_text("max_batch_size: 4")
+    (path / "config.pbtxt").chmod(0o444)
+    (path / "labels.txt").unlink()
+    (path / "more.txt").write_text("more")
+    single_models.refresh(run_dir)
+    assert {p.name: p.read_text() for p in place.glob("*t*xt")} == {
+        "config.pbtxt": "max_batch_size: 4",
+        "more.txt": "more",
+    }
+    mark = repository.fingerprint(str(place))
+    single_models.refresh(run_dir)
+    assert repository.fingerprint(str(place)) == mark
+    single_models.refresh(str(tmp_path / "nothing"))

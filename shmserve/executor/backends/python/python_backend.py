@@ -110,11 +110,13 @@ class _SourceLoader(SourceFileLoader):
     """Loader that always compiles: it neither writes nor trusts bytecode in the repository.
 
     Cached bytecode is matched by the file's size and time in seconds. So a model replaced twice
-    within a second would be loaded in an old form.
+    within a second would be loaded in an old form. Tracebacks name the file without links, because
+    links in the run directory lead to a model's own folder.
     """
 
     def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        shown = os.path.realpath(self.path)
+        code: CodeType = self.source_to_code(self.get_data(self.path), shown)
         return code
 
 

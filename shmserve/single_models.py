@@ -1,14 +1,14 @@
 """Repositories that are one model's folder: `NAME=PATH` in `model_repository`.
 
 Such models are laid out in the run directory in a repository's form, for all readers of
-repositories.
+repositories. The master lays the models out; the coordinator keeps copies of text files up to date.
 """
 
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -67,7 +67,34 @@ def _link(path: str, place: str) -> None:
         return
     os.mkdir(place, 0o700)
     os.symlink(path, os.path.join(place, "1"))
-    for entry in entries:
-        text = entry.name.endswith(_TEXTS) and entry.is_file()
-        if text and entry.stat().st_size <= _MOST:
-            shutil.copyfile(entry.path, os.path.join(place, entry.name))
+    _copy_texts(path, place)
+
+
+def refresh(run_dir: str) -> None:
+    """Copy text files of laid-out models without version folders again, if they have changed."""
+    root = model_places.single_dir_in(run_dir)
+    for name in os.listdir(root) if os.path.isdir(root) else ():
+        place = os.path.join(root, name)
+        with suppress(OSError):  # a folder that cannot be read now keeps its copies
+            if not os.path.islink(place):
+                _copy_texts(os.path.join(place, "1"), place)
+
+
+def _copy_texts(source: str, place: str) -> None:
+    """Make the text files in `place` equal to those in `source`, with their times: by its files'
+    times a changed model is known."""
+    found, copies = _texts(source), _texts(place)
+    for name in copies.keys() - found.keys():
+        os.unlink(os.path.join(place, name))
+    for name, (size, time_ns) in found.items():
+        if copies.get(name) != (size, time_ns):
+            copy = shutil.copyfile(os.path.join(source, name), os.path.join(place, name))
+            os.utime(copy, ns=(time_ns, time_ns))
+
+
+def _texts(folder: str) -> dict[str, tuple[int, int]]:
+    """Return size and time of each text file in a folder."""
+    with os.scandir(folder) as listing:
+        files = [e for e in listing if e.name.endswith(_TEXTS) and e.is_file()]
+    infos = {entry.name: entry.stat() for entry in files}
+    return {n: (i.st_size, i.st_mtime_ns) for n, i in infos.items() if i.st_size <= _MOST}

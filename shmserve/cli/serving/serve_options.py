@@ -1,0 +1,103 @@
+"""Options of ``shmserve serve``: settings on the command line, which win over the environment and
+the file.
+
+Options become variables of the environment, so all processes of the service see them.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+
+from shmserve import config, ids, model_places
+from shmserve.config import PREFIX, Settings
+from shmserve.errors import ConfigError
+from shmserve.supervisor.generations import activation, keeper
+from shmserve.transport import listen_addresses
+
+_RELOAD = {"model_control": "poll", "poll_interval_s": "0.3"}
+_PORT = re.compile(r":[0-9]+")
+
+
+def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> list[str]:
+    """Put the options into the environment. Return a sentence for each setting that has another
+    value in the environment or in the file. Raise ConfigError for options that cannot be, or
+    cannot be together."""
+    given = dict(_given(arguments))
+    if not given:
+        return []
+    before = config.read(environ)
+    for values in given.values():
+        environ.update({f"{PREFIX}{name.upper()}": text for name, text in values.items()})
+    after = config.load(environ)
+    _check_addresses(given, after, arguments.gunicorn, environ)
+    stores = filter(model_places.is_remote, after.model_repository)
+    if arguments.reload and (store := next(stores, "")):
+        raise ConfigError(
+            f"--reload: looks at files of this host, and {store} is a store; for stores there is"
+            " model_control = poll"
+        )
+    declared = config.declared()
+    return [
+        f"{option} replaces {name} = {declared[name].text(old)} ({before.origins[name]})"
+        for option, values in given.items()
+        for name in values
+        if name in before.origins
+        and (old := getattr(before.settings, name)) != getattr(after, name)
+    ]
+
+
+def _given(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each given option with its settings, as texts."""
+    if arguments.path is not None:
+        yield "PATH", {"model_repository": _repository(arguments.path)}
+    for name in ("http", "grpc"):
+        if (text := getattr(arguments, name)) is not None:
+            yield f"--{name}", {f"{name}_bind": _addresses(f"--{name}", text)}
+    if arguments.reload:
+        yield "--reload", _RELOAD
+
+
+def _repository(path: str) -> str:
+    """Return the entry of `model_repository` for a repository or a model's own folder."""
+    from shmserve.repository import no_models  # slow to import, and a service needs no PATH
+
+    if model_places.is_remote(path):
+        return path
+    name, path = model_places.single_of(path) or ("", path)
+    folder = os.path.abspath(path)
+    if not os.path.isdir(folder):
+        raise ConfigError(f"PATH: '{path}' is no folder")
+    if "," in folder:
+        raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
+    if not name and no_models.sign_of_model(folder):
+        name = os.path.basename(folder)
+        if fault := ids.model_name_fault(name):
+            advice = f"give NAME={path}"
+            raise ConfigError(f"PATH: '{name}' cannot be the name of a model ({fault}): {advice}")
+    return f"{name}={folder}" if name else folder
+
+
+def _addresses(option: str, text: str) -> str:
+    """Return addresses with 127.0.0.1 in place of a missing host."""
+    places = [f"127.0.0.1{p}" if _PORT.fullmatch(p) else p for p in text.split(",")]
+    for place in places:
+        listen_addresses.parse(option, place)
+    return ",".join(places)
+
+
+def _check_addresses(
+    given: dict[str, dict[str, str]],
+    settings: Settings,
+    gunicorn: Sequence[str],
+    environ: MutableMapping[str, str],
+) -> None:
+    if "--http" in given and any(word.startswith(("-b", "--bind")) for word in gunicorn):
+        raise ConfigError("--http and gunicorn's --bind cannot be together: leave one out")
+    options = " and ".join(sorted({"--http", "--grpc"} & given.keys()))
+    if not options:
+        return
+    if keeper.VARIABLE not in environ and activation.has_http(environ):
+        raise ConfigError(f"{options}: systemd passes the sockets of this service; leave it out")
+    if same := set(settings.http_bind) & set(settings.grpc_bind):
+        raise ConfigError(f"{options}: HTTP and gRPC would both have the address {min(same)}")

@@ -1,0 +1,119 @@
+"""Options of `shmserve serve`, beside settings of the environment and a file."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from shmserve import command_line, config
+from shmserve.cli.serving import serve_options
+from shmserve.errors import ConfigError
+from shmserve.supervisor.generations import keeper
+
+
+def taken(words: str, environ: dict[str, str] | None = None) -> tuple[config.Settings, list[str]]:
+    environ = {} if environ is None else environ
+    sentences = serve_options.take(
+        command_line.parser().parse_args(["serve", *words.split()]), environ
+    )
+    return config.load(environ), sentences
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models/m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").touch()
+    return folder
+
+
+def test_a_repository_or_a_models_own_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken(str(model.parent))[0].model_repository == (str(model.parent),)
+    assert taken(str(model))[0].model_repository == (f"m={model}",)
+    monkeypatch.chdir(model)
+    assert taken(".")[0].model_repository == (f"m={model}",)
+    assert taken("other=.")[0].model_repository == (f"other={model}",)
+    assert taken("s3://bucket/models")[0].model_repository == ("s3://bucket/models",)
+
+
+def test_without_a_host_an_address_is_of_this_host() -> None:
+    settings, _ = taken("--http :8080,unix:/run/h.sock --grpc 0.0.0.0:8081")
+    assert settings.http_bind == ("127.0.0.1:8080", "unix:/run/h.sock")
+    assert settings.grpc_bind == ("0.0.0.0:8081",)
+    assert settings.model_control == "none"
+
+
+def test_without_options_nothing_changes() -> None:
+    environ = {"SHMSERVE_HTTP_BIND": "127.0.0.1:9000"}
+    assert taken("-- --threads 2", environ)[1] == []
+    assert environ == {"SHMSERVE_HTTP_BIND": "127.0.0.1:9000"}
+
+
+def test_options_win_and_say_so(tmp_path: Path) -> None:
+    file = tmp_path / "shmserve.toml"
+    file.write_text('model_control = "explicit"\npoll_interval_s = 0.3\n')
+    environ = {"SHMSERVE_CONFIG": str(file), "SHMSERVE_HTTP_BIND": "127.0.0.1:9000"}
+    settings, sentences = taken("--http :8080 --grpc :8081 --reload", environ)
+    assert (settings.model_control, settings.poll_interval_s) == ("poll", 0.3)
+    assert settings.http_bind == ("127.0.0.1:8080",)
+    assert sentences == [
+        "--http replaces http_bind = 127.0.0.1:9000 (SHMSERVE_HTTP_BIND in the environment)",
+        f"--reload replaces model_control = explicit ({file}, line 1)",
+    ]
+    assert taken("--http :8080 --reload", environ)[1] == [], "a handover runs the command again"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("/no/such", "PATH: '/no/such' is no folder"),
+        ("s3://bucket/models --reload", "--reload: looks at files of this host, and s3://bucket/"),
+        ("--http 8080", "--http: '8080' is no HOST:PORT and no unix:PATH"),
+        ("--grpc :99999", "--grpc: '127.0.0.1:99999' is no HOST:PORT"),
+        ("--http :8001", "--http: HTTP and gRPC would both have the address 127.0.0.1:8001"),
+        ("--http :8080 -- --bind :9000", "--http and gunicorn's --bind cannot be together"),
+    ],
+)
+def test_what_cannot_be(words: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        taken(words)
+
+
+def test_folders_that_cannot_be(model: Path) -> None:
+    unnamed = model.rename(model.with_name("a b"))
+    arguments = command_line.parser().parse_args(["serve", str(unnamed)])
+    with pytest.raises(ConfigError, match="'a b' cannot be the name of a model"):
+        serve_options.take(arguments, {})
+    comma = unnamed.rename(unnamed.with_name("a,b"))
+    with pytest.raises(ConfigError, match="has a comma"):
+        taken(str(comma))
+
+
+def test_addresses_are_not_for_sockets_of_systemd() -> None:
+    environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
+    with pytest.raises(ConfigError, match="--http: systemd passes the sockets"):
+        taken("--http :8080", environ)
+    taken("--http :8080", {**environ, keeper.VARIABLE: "3"})
+
+
+def test_options_of_gunicorn_stand_behind_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--config",
+        "f",
+        "serve",
+        "models",
+        "--reload",
+        "--",
+        "--workers",
+        "4",
+        "--",
+        "--reload",
+    ]
+    arguments = command_line.parser().parse_args(words)
+    assert (arguments.config, arguments.path, arguments.reload) == ("f", "models", True)
+    assert arguments.gunicorn == ["--workers", "4", "--", "--reload"]
+    assert command_line.parser().parse_args(["serve", "--", "-w", "4"]).path is None
+    with pytest.raises(SystemExit):
+        command_line.parser().parse_args(["serve", "--workers", "4"])
+    assert "put gunicorn's options after --" in capsys.readouterr().err
