@@ -68,7 +68,6 @@ RETIRED = {
     # Calls, sequences, steps
     "ensemble_threads": Retired(64),
     "grpc_max_watchers": Retired(64),
-    "grpc_stream_requests": Retired(16),
     "max_call_depth": Retired(8),
     "max_model_calls": Retired(256),
     "max_sequences": Retired(1024),
