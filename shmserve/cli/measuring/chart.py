@@ -9,7 +9,7 @@ from pathlib import Path
 import shmserve
 
 Series = Mapping[str, Sequence[tuple[float, float]]]  # line name -> (x, value)
-Ticks = Sequence[tuple[float, str]]  # place on an axis and its text
+Ticks = Sequence[tuple[float, str]]  # place on an axis, text
 
 _PAGE_CSS = Path(shmserve.__file__).parent / "frontends/http/static/page.css"
 _PALETTE = 8
@@ -58,7 +58,7 @@ def line_chart(
 
 def _style() -> str:
     """Return the style sheet. Colours are written out, because some viewers of SVG know neither
-    variables nor dark screens: those show the light colours."""
+    variables nor dark screens, and show the light colours."""
     light, dark = _PAGE_CSS.read_text().split("@media", 2)[:2]
     shared = (
         ".middle{text-anchor:middle} .end{text-anchor:end} .title{font-size:14px;font-weight:600}"
@@ -81,7 +81,7 @@ def _colours(css: str) -> str:
 
 
 def _legend(hues: Mapping[str, str], top: int) -> tuple[list[str], int]:
-    """Return a swatch and a name for each line, in as many rows as these need, and the bottom of
+    """Return a swatch and a name for each line, in as many rows as needed, and the bottom of
     the last row."""
     parts, x = [], _LEFT
     for name, hue in hues.items():

@@ -7,12 +7,12 @@ from shmserve.errors import Unavailable
 
 Receipt = Mapping[str, Any]
 Answered = Callable[[int], None]
-"""Function to call for each answer as soon as the answer has arrived, with its size in bytes."""
+"""Function to call as soon as an answer has arrived, with the answer's size in bytes."""
 
 WAIT_S = 60.0  # for the last answer to a request
 
 
-class RequestFailed(Unavailable):
+class FailedRequest(Unavailable):
     """Request without a complete answer. `status`: HTTP status or name of a gRPC status; "": the
     failure has no status."""
 
@@ -22,11 +22,11 @@ class RequestFailed(Unavailable):
 
 
 class Door(Protocol):
-    """Connection of a single caller that repeats a single request; a context manager."""
+    """Connection of a single caller, who repeats a single request; a context manager."""
 
     def send(self, answered: Answered, receipt: bool = False) -> Receipt:
         """Send the request, and wait for all answers. Return the receipt if `receipt` is set and
-        the transport has one, else an empty mapping. Raise RequestFailed if the request failed, or
+        the transport has one, else an empty mapping. Raise FailedRequest if the request failed, or
         Unavailable if requests do not go over this transport."""
         ...
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.cli.measuring.door import WAIT_S, Answered, Receipt, RequestFailed
+from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest, Receipt
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
 from shmserve.protocol.decoding import json_decoder
@@ -67,21 +67,21 @@ class GrpcDoor:
                 return self._send_stream(answered, metadata)
             answer, call = self._infer.with_call(self._request, timeout=WAIT_S, metadata=metadata)
         except grpc.RpcError as ex:
-            raise RequestFailed(ex.code().name, ex.details()) from None
+            raise FailedRequest(ex.code().name, ex.details()) from None
         answered(len(answer))
         fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
         receipts = [value for name, value in fields if name == _RECEIPT]
         return dict(_decode(receipts[0].encode())) if receipts else {}
 
     def _send_stream(self, answered: Answered, metadata: Any) -> Receipt:
-        """Send the request and take all answers. Raise RequestFailed for an answer that is an
-        error: such an answer has no status."""
+        """Send the request and take all answers. Raise FailedRequest for an
+        error among the answers: such an answer has no status."""
         call = self._stream(iter((self._request,)), timeout=WAIT_S, metadata=metadata)
         for message in call:
             error = pb.ModelStreamInferResponse.FromString(message).error_message
             if error:
                 call.cancel()
-                raise RequestFailed("", error)
+                raise FailedRequest("", error)
             answered(len(message))
         return {}
 

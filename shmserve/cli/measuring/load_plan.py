@@ -1,4 +1,4 @@
-"""Plan of a load: its levels of concurrency, the moments at which requests should start, and the
+"""Plan of a load: levels of concurrency, the moments at which requests should start, and the
 knee of the levels. Pure."""
 
 import itertools
@@ -34,7 +34,7 @@ def levels(text: str, limit: int) -> list[int]:
 
 def arrivals(rate: float, poisson: bool, start_s: float) -> Iterator[float]:
     """Yield the moments, in seconds, at which requests should start. The first moment is
-    `start_s`. Distances are equal, or those of a Poisson process, which are the same in every
+    `start_s`. Distances are equal, or random as in a Poisson process, and the same in every
     run."""
     if not poisson:
         yield from (start_s + number / rate for number in itertools.count())

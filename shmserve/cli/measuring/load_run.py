@@ -1,5 +1,5 @@
 """Run of a load: concurrent callers send requests, one after another or at planned moments, and a
-measurement takes in their times."""
+measurement takes in the times."""
 
 import functools
 import threading
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from shmserve.cli.measuring.door import Door, RequestFailed
+from shmserve.cli.measuring.door import Door, FailedRequest
 from shmserve.cli.measuring.measurement import Measurement
 from shmserve.errors import ShmserveError
 
@@ -56,7 +56,7 @@ def run(
     warm_up_s: float,
 ) -> None:
     """Run `measurement.concurrency` callers, each with a separate door, for `seconds` or
-    `requests`, after `warm_up_s` seconds of the same load that are not measured. Raise
+    `requests`, after `warm_up_s` seconds of the same load, not measured. Raise
     ShmserveError if a door cannot be opened, or all its first requests fail."""
     with ExitStack() as stack:
         doors = [stack.enter_context(make()) for _ in range(measurement.concurrency)]
@@ -83,12 +83,12 @@ def _seconds_since(start: float) -> float:
 
 
 def _warm_up(measurement: Measurement, door: Door) -> None:
-    """Send the first requests. Raise RequestFailed if all fail."""
+    """Send the first requests. Raise FailedRequest if all fail."""
     failures = []
     for _ in range(_WARM_UP):
         try:
             measurement.warm_up(door.send(lambda _: None, receipt=True))
-        except RequestFailed as ex:
+        except FailedRequest as ex:
             failures.append(ex)
     if len(failures) == _WARM_UP:
         raise failures[-1]

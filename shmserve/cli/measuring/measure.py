@@ -128,7 +128,7 @@ def _knees(results: Sequence[Measurement]) -> dict[str, int | None]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return lines about failures, late starts, rates that are not stable, and knees."""
+    """Return lines about failures, late starts, unstable rates, and knees."""
     lines = []
     for row in rows:
         place = f"{row['over']} at {row['concurrency']}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import shmserve.client
-from shmserve.cli.measuring.door import WAIT_S, Answered, Door, Receipt, RequestFailed
+from shmserve.cli.measuring.door import WAIT_S, Answered, Door, FailedRequest, Receipt
 from shmserve.cli.operating import server_address
 from shmserve.client import Client
 from shmserve.client.result import Result
@@ -96,10 +96,10 @@ class ClientDoor:
                     last = self._taken(result, answered)
             return last
         except InferenceError as ex:
-            raise RequestFailed(str(ex.status or ""), ex.message) from None
+            raise FailedRequest(str(ex.status or ""), ex.message) from None
 
     def _taken(self, result: Result, answered: Answered) -> Receipt:
-        """Report an answer, and return its receipt. Raise Unavailable if the answer came over
+        """Report an answer, and return the receipt. Raise Unavailable if the answer came over
         another transport."""
         answered(sum(map(nbytes, result.values())))
         self._warm += 1
@@ -118,7 +118,7 @@ class ClientDoor:
 
 
 def nbytes(array: Any) -> int:
-    """Return the bytes of an array; a text has its length in 4 bytes before it."""
+    """Return the bytes of an array; 4 more for the length of each text."""
     if not array.dtype.hasobject:
         return int(array.nbytes)
     return sum(len(text) + 4 for text in array.ravel())

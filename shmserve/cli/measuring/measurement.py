@@ -1,5 +1,5 @@
 """Measurement: the times of the requests to a model over one transport at one level of
-concurrency, and the row of figures made of these times."""
+concurrency, and the row of figures made of the times."""
 
 import itertools
 import threading
@@ -14,14 +14,14 @@ from shmserve.cli.measuring.door import Receipt
 from shmserve.errors import ShmserveError
 
 _PERCENTS = (50, 90, 95, 99)
-_MOST_TEXTS = 20  # kinds of failures that are told apart
+_MOST_TEXTS = 20  # kinds of failures counted separately
 _MOST_PAUSES = 1_000_000
 _LATE_MS = 1.0
 _PARTS = 3  # of the time, for `_is_stable`
 _SPREAD = 0.1
 
 
-class Sample(Struct, frozen=True, gc=False):
+class RequestTimes(Struct, frozen=True, gc=False):
     """Successful request. Times are in ms. `end_s`: end, in seconds from the start of the measured
     time. `latency_ms`: time from the planned start to the last answer. `late_ms`: time from the
     planned to the real start. `first_ms`: time from the planned start to the first answer; None: no
@@ -56,7 +56,7 @@ class Measurement(Struct):
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     error: str = ""
     receipt: Receipt = {}
-    samples: list[Sample] = []
+    samples: list[RequestTimes] = []
     pauses: list[float] = []
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,7 +78,9 @@ class Measurement(Struct):
         first_ms = (moments[0] - due) * 1e3 if moments else None
         nbytes = sum(size for _, size in answers)
         late_ms = (begun - due) * 1e3
-        self.samples.append(Sample(end, (end - due) * 1e3, late_ms, first_ms, len(moments), nbytes))
+        self.samples.append(
+            RequestTimes(end, (end - due) * 1e3, late_ms, first_ms, len(moments), nbytes)
+        )
         if len(self.pauses) < _MOST_PAUSES:
             pairs = itertools.pairwise(moments)
             self.pauses += [(after - before) * 1e3 for before, after in pairs]
@@ -144,7 +146,7 @@ class Measurement(Struct):
         }
 
     def _is_stable(self) -> bool:
-        """Return True if the rates of the thirds of the time differ from their mean by at most
+        """Return True if the rates of the thirds of the time differ from the mean by at most
         10 %, or by what chance explains where requests are few: three standard deviations."""
         edges = np.linspace(0.0, self.elapsed_s, _PARTS + 1)
         counts, _ = np.histogram([sample.end_s for sample in self.samples], edges)

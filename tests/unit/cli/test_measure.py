@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from shmserve.cli.measuring import chart, load_plan, load_run, measure
-from shmserve.cli.measuring.door import Answered, RequestFailed
+from shmserve.cli.measuring.door import Answered, FailedRequest
 from shmserve.cli.measuring.grpc_door import GrpcDoor
 from shmserve.cli.measuring.load_run import Turns
-from shmserve.cli.measuring.measurement import Measurement, Sample
+from shmserve.cli.measuring.measurement import Measurement, RequestTimes
 from shmserve.cli.measuring.model_inputs import made_inputs
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
@@ -76,10 +76,10 @@ def test_knee(rates: list[tuple[int, float]], knee: int | None) -> None:
 
 
 def test_a_measurement_becomes_a_row() -> None:
-    samples = [Sample(n / 50, float(n), nbytes=6_000) for n in range(1, 101)]
+    samples = [RequestTimes(n / 50, float(n), nbytes=6_000) for n in range(1, 101)]
     result = Measurement("lane", 3, input_bytes=14_000, elapsed_s=2.0, samples=samples)
     result.warm_up({"copied_bytes": {"in": 0, "out": 8}})
-    result.fail(RequestFailed("503", "full"))
+    result.fail(FailedRequest("503", "full"))
     row = result.row()
     assert (row["concurrency"], row["requests"], row["failed"]) == (3, 100, 1)
     assert (row["per_s"], row["mb_per_s"]) == (50.0, 1.0)
@@ -117,7 +117,7 @@ def test_latency_counts_from_the_planned_start_and_late_starts_are_told() -> Non
 def test_a_rate_that_changes_is_not_stable() -> None:
     def row(*thirds: int) -> dict[str, object]:
         ends = [n + 0.5 for n, count in enumerate(thirds) for _ in range(count)]
-        samples = [Sample(end, 1.0) for end in ends]
+        samples = [RequestTimes(end, 1.0) for end in ends]
         return Measurement("http", elapsed_s=3.0, samples=samples).row()
 
     assert row(1000, 950, 1050)["stable"] is True
@@ -130,8 +130,8 @@ def test_a_rate_that_changes_is_not_stable() -> None:
 def test_failures_are_counted_by_status_and_text() -> None:
     result = Measurement("http")
     for n in range(30):
-        result.fail(RequestFailed("503", "full"))
-        result.fail(RequestFailed("", f"answer {n}"))
+        result.fail(FailedRequest("503", "full"))
+        result.fail(FailedRequest("", f"answer {n}"))
     row = result.row()
     assert row["failed"] == 60
     assert row["errors"][0] == {"status": "503", "text": "full", "count": 30}
@@ -182,7 +182,7 @@ class CountingDoor:
     def send(self, answered: Answered, receipt: bool = False) -> dict[str, object]:
         self.sent += 1
         if self.sent % self._fails_at == 0:
-            raise RequestFailed("503", "not now")
+            raise FailedRequest("503", "not now")
         answered(7)
         return {"copied_bytes": {"in": 3}} if receipt else {}
 
@@ -210,7 +210,7 @@ def test_requests_are_shared_among_callers_and_counted_although_some_fail() -> N
 
 
 def test_a_door_whose_first_requests_all_fail_is_given_up() -> None:
-    with pytest.raises(RequestFailed, match="not now"):
+    with pytest.raises(FailedRequest, match="not now"):
         load_run.run(Measurement("lane"), lambda: CountingDoor(1), None, 60.0, 500, 0.0)
 
 
@@ -251,7 +251,7 @@ def texts(drawing: str, style: str) -> list[str]:
 
 def test_latencies_are_drawn_over_time(tmp_path) -> None:
     path = tmp_path / "m.svg"
-    samples = [Sample(n / 100, 1.0) for n in range(100)]
+    samples = [RequestTimes(n / 100, 1.0) for n in range(100)]
     results = [Measurement("lane", elapsed_s=1.0, samples=samples), Measurement("grpc")]
     measure.draw(arguments(path), results, {})
     drawing = path.read_text()
@@ -267,7 +267,7 @@ def test_latencies_are_drawn_over_time(tmp_path) -> None:
 def test_levels_are_drawn_with_their_knees(tmp_path) -> None:
     path = tmp_path / "m.svg"
     results = [
-        Measurement("http", level, elapsed_s=1.0, samples=[Sample(0.5, 1.0)] * (9 * level))
+        Measurement("http", level, elapsed_s=1.0, samples=[RequestTimes(0.5, 1.0)] * (9 * level))
         for level in (1, 4, 16)
     ]
     measure.draw(arguments(path), results, {"http": 4, "grpc": None})
@@ -307,7 +307,7 @@ def test_grpc_is_measured_with_every_datatype() -> None:
         assert sizes[0] > VALUES.nbytes
         assert door.send(ignored) == {}
         wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)}, NOTHING)
-        with wrong, pytest.raises(RequestFailed, match=r"unexpected .* input 'X'") as caught:
+        with wrong, pytest.raises(FailedRequest, match=r"unexpected .* input 'X'") as caught:
             wrong.send(ignored)
         assert caught.value.status == "INVALID_ARGUMENT"
     with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
