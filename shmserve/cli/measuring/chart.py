@@ -48,8 +48,8 @@ def line_chart(
         parts.append(_text(_LEFT, top - 9, caption))
         parts += _panel(series, hues, top, end, ticks, circled or {})
         top += _HEIGHT + _AXIS
-    parts.append(_text(_LEFT + _WIDTH / 2, top + 2, along, "middle quiet"))
-    width, height = _LEFT + _WIDTH + _RIGHT, top + 14
+    parts.append(_text(_LEFT + _WIDTH / 2, top + 10, along, "middle quiet"))
+    width, height = _LEFT + _WIDTH + _RIGHT, top + 22
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
     head += f' width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
     ground = '<rect class="card" width="100%" height="100%"/>'

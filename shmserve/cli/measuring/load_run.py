@@ -2,6 +2,7 @@
 measurement takes in the times."""
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,11 @@ class Turns:
             self._left -= due >= 0
             return due
 
+    def unsent(self) -> int:
+        """Return the number of planned requests that will not start, once the run is over."""
+        rest = itertools.islice(self._planned or (), self._left)
+        return sum(1 for _ in itertools.takewhile(self._seconds.__ge__, rest))
+
     def end(self) -> None:
         """Give no further turn."""
         with self._lock:
@@ -73,6 +79,7 @@ def run(
         try:
             for caller in callers:
                 caller.join()
+            measurement.unsent = turns.unsent()
         finally:
             turns.end()
         measurement.finish(clock())

@@ -136,9 +136,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             status = error["status"] or "no status"
             lines.append(f"{place}: {error['count']} failed, {status}: {error['text']}")
         if row.get("late"):
+            late = f"{row['late']} requests started late, at most {row['max_late_ms']} ms"
             lines.append(
-                f"{place}: {row['late']} requests started late, at most {row['max_late_ms']} ms:"
-                " all callers were waiting for answers (--concurrency), or the host is busy"
+                f"{place}: {late}, and {row['unsent']} did not start: all callers were waiting for"
+                " answers (--concurrency), or the host is busy"
             )
     if shaky := [f"{r['over']} at {r['concurrency']}" for r in rows if r.get("stable") is False]:
         lines.append(

@@ -44,6 +44,7 @@ class Measurement(Struct):
         input_bytes: size of a request's inputs.
         failures: number of failed requests by status and text.
         error: reason why the transport cannot be used.
+        unsent: number of planned requests that did not start before the end.
         pauses: times between two answers to a request, in ms, of the first million answers.
     """
 
@@ -54,6 +55,7 @@ class Measurement(Struct):
     input_bytes: int = 0
     elapsed_s: float = 0.0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unsent: int = 0
     error: str = ""
     receipt: Receipt = {}
     samples: list[RequestTimes] = []
@@ -143,6 +145,7 @@ class Measurement(Struct):
         return {
             "late": sum(ms > _LATE_MS for ms in late),
             "max_late_ms": round(max(late), 3),
+            "unsent": self.unsent,
         }
 
     def _is_stable(self) -> bool:

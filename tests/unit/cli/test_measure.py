@@ -110,7 +110,7 @@ def test_latency_counts_from_the_planned_start_and_late_starts_are_told() -> Non
     row = result.row()
     assert (row["late"], row["max_late_ms"], row["max_ms"]) == (1, 500.0, 510.0)
     assert measure.remarks([row])[0].startswith(
-        "http at 2: 1 requests started late, at most 500.0 ms: "
+        "http at 2: 1 requests started late, at most 500.0 ms, and 0 did not start: "
     )
 
 
@@ -234,7 +234,10 @@ def test_turns() -> None:
     ]
     turns = Turns(iter((0.0, 1.0, 3.0)), 2.0, 9)
     assert [turns.take(0.0) for _ in range(3)] == [0.0, 1.0, None]
-    assert Turns(iter((0.0,)), 2.0, 9).take(2.1) is None, "a backlog ends with the time"
+    assert turns.unsent() == 0
+    turns = Turns(iter((0.0, 1.0, 2.0, 2.1, 2.2)), 2.0, 9)
+    assert turns.take(2.1) is None, "a backlog ends with the time"
+    assert turns.unsent() == 3
     turns = Turns(None, 2.0, 9)
     turns.end()
     assert turns.take(0.0) is None
