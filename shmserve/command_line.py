@@ -186,14 +186,29 @@ def _add_measure(measure: argparse.ArgumentParser) -> None:
         "--over",
         nargs="+",
         choices=DOORS,
-        default=list(DOORS),
         help="http, grpc, region (shared memory over HTTP), lane; default: all",
     )
     measure.add_argument("--seconds", type=float, default=5.0, help="longest time for each way")
     measure.add_argument(
+        "--warm-up", type=float, default=0.5, metavar="S", help="seconds of load before that"
+    )
+    measure.add_argument(
         "--requests", type=int, default=1_000_000, help="most requests on each way"
     )
-    measure.add_argument("--concurrency", type=int, default=1, help="requests at a time")
+    measure.add_argument(
+        "--concurrency",
+        metavar="N",
+        help="requests at a time; 1,2,4 or 1:32 (doubling): several; default: 1, with --rate 16",
+    )
+    measure.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help="start R requests per second, whenever answers come; latencies count from the plan",
+    )
+    measure.add_argument(
+        "--poisson", action="store_true", help="--rate: random starts, as of many users"
+    )
     measure.add_argument("--batch", type=int, default=1, help="rows of a model that has batches")
     measure.add_argument("--size", type=int, default=1, help="size of variable dimensions")
     measure.add_argument(
@@ -204,7 +219,7 @@ def _add_measure(measure: argparse.ArgumentParser) -> None:
         help="array for an input, instead of a generated one",
     )
     measure.add_argument("--json", action="store_true", help="one JSON array instead of a table")
-    measure.add_argument("--svg", metavar="FILE", help="draw latencies over time")
+    measure.add_argument("--svg", metavar="FILE", help="draw latencies and rates")
 
 
 def _add_key(key: argparse.ArgumentParser) -> None:

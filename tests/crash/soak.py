@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.cli.measuring.measure import line_chart
+from shmserve.cli.measuring.chart import line_chart
 from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 from tests.running_server import RunningServer, open_fds, rss_bytes, wait_until

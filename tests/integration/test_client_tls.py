@@ -117,7 +117,7 @@ def test_a_model_is_measured(server: Keyed) -> None:
     files = [word for name, path in server.files.items() for word in (option(name), path)]
     words = ("--url", server.url, "--grpc", f"grpcs://localhost:{server.grpc_address[10:]}")
     key = ("--key-file", server.folder / "key")
-    limits = ("--requests", "5", "--json", "--over", "http", "grpc")
+    limits = ("--requests", "5", "--warm-up", "0", "--json", "--over", "http", "grpc")
     done = run_shmserve("measure", "echo", *words, *files, *key, *limits)
     assert (done.returncode, done.stderr) == (0, "")
     assert [row["requests"] for row in json.loads(done.stdout)] == [5, 5]

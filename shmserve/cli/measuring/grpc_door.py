@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest, Receipt
 from shmserve.client.wire.credentials import Credentials
-from shmserve.errors import ConfigError, Unavailable
+from shmserve.errors import ConfigError
 from shmserve.protocol.decoding import json_decoder
 from shmserve.tensor import bytes_codec, dtypes
 
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_SERVICE = "/inference.GRPCInferenceService"
 _RECEIPT = "shmserve-receipt"
 _decode = json_decoder(dict)
-_WAIT_S = 60.0
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # give each caller its own connection
     ("grpc.max_receive_message_length", -1),
@@ -27,7 +27,8 @@ _OPTIONS = (
 
 
 class GrpcDoor:
-    """Caller over gRPC: a channel and a request that is encoded once."""
+    """Caller over gRPC: a channel and a request that is encoded once. Each request to a decoupled
+    model is a ModelStreamInfer call."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class GrpcDoor:
         inputs: Mapping[str, Any],
         credentials: Credentials,
         encrypted: bool = False,
+        streamed: bool = False,
     ) -> None:
         """Encode the request and open a channel, with TLS if `encrypted`. Raise ConfigError if an
         array is no tensor, or a file of `credentials` cannot be used."""
@@ -50,20 +52,38 @@ class GrpcDoor:
         self._metadata: tuple[tuple[str, str], ...] = ()
         if credentials.key:
             self._metadata = (("authorization", f"Bearer {credentials.key}"),)
-        self._channel = grpc.insecure_channel(target, _OPTIONS)
         if encrypted:
             self._channel = grpc.secure_channel(target, _certificates(credentials), _OPTIONS)
-        self._infer = self._channel.unary_unary(_METHOD)
+        else:
+            self._channel = grpc.insecure_channel(target, _OPTIONS)
+        self._streamed = streamed
+        self._infer = self._channel.unary_unary(f"{_SERVICE}/ModelInfer")
+        self._stream = self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
 
-    def send(self, receipt: bool = False) -> Mapping[str, Any]:
+    def send(self, answered: Answered, receipt: bool = False) -> Receipt:
         metadata = (*self._metadata, *(((_RECEIPT, "1"),) if receipt else ()))
         try:
-            _, call = self._infer.with_call(self._request, timeout=_WAIT_S, metadata=metadata)
+            if self._streamed:
+                return self._send_stream(answered, metadata)
+            answer, call = self._infer.with_call(self._request, timeout=WAIT_S, metadata=metadata)
         except grpc.RpcError as ex:
-            raise Unavailable(f"{ex.code().name}: {ex.details()}") from None
+            raise FailedRequest(ex.code().name, ex.details()) from None
+        answered(len(answer))
         fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
         receipts = [value for name, value in fields if name == _RECEIPT]
         return dict(_decode(receipts[0].encode())) if receipts else {}
+
+    def _send_stream(self, answered: Answered, metadata: Any) -> Receipt:
+        """Send the request and take all answers. Raise FailedRequest for an
+        error among the answers: such an answer has no status."""
+        call = self._stream(iter((self._request,)), timeout=WAIT_S, metadata=metadata)
+        for message in call:
+            error = pb.ModelStreamInferResponse.FromString(message).error_message
+            if error:
+                call.cancel()
+                raise FailedRequest("", error)
+            answered(len(message))
+        return {}
 
     def __enter__(self) -> Self:
         return self

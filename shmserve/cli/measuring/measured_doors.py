@@ -1,34 +1,21 @@
-"""Doors of `shmserve measure`: callers over one transport, each repeating a single request."""
+"""Doors through `shmserve.client`, and the choice of a door."""
 
 import argparse
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import shmserve.client
+from shmserve.cli.measuring.door import WAIT_S, Answered, Door, FailedRequest, Receipt
 from shmserve.cli.operating import server_address
 from shmserve.client import Client
+from shmserve.client.result import Result
 from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.config import Settings
-from shmserve.errors import Unavailable
+from shmserve.errors import ConfigError, Unavailable
 
-Receipt = Mapping[str, Any]
-
-_WAIT_S = 60.0
 _TRANSPORTS = {"http": "http", "region": "http", "lane": "lane"}
-
-
-class Door(Protocol):
-    """Connection of a single caller; a context manager."""
-
-    def send(self, receipt: bool = False) -> Receipt:
-        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else an
-        empty mapping. Raise Unavailable if the request failed; the message gives the reason."""
-        ...
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def maker(
@@ -38,37 +25,47 @@ def maker(
     settings: Settings,
     arguments: argparse.Namespace,
     inputs: Any,
+    streamed: bool,
 ) -> Callable[[], Door]:
-    """Return the opener of a kind of door. Raise ConfigError if the server has no address."""
+    """Return the opener of a kind of door. `streamed`: a request may have any number of answers.
+    Raise ConfigError if the server has no address, or the transport has no streams."""
+    model = arguments.model
     if over != "grpc":
+        if over == "region" and streamed:
+            raise ConfigError("--over region: a decoupled model answers over http, grpc and lane")
         control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
         connect = functools.partial(
             shmserve.client.connect,
             url,
             control,
-            timeout=_WAIT_S,
+            timeout=WAIT_S,
             lanes=over == "lane",
             key=credentials.key,
             ca=credentials.ca,
             cert=credentials.cert,
             cert_key=credentials.cert_key,
         )
-        return functools.partial(ClientDoor, over, connect, arguments.model, inputs)
+        return functools.partial(ClientDoor, over, connect, model, inputs, streamed)
     target, encrypted = server_address.grpc(settings, arguments.grpc)
     from shmserve.cli.measuring.grpc_door import GrpcDoor
 
-    return functools.partial(GrpcDoor, target, arguments.model, inputs, credentials, encrypted)
+    return functools.partial(GrpcDoor, target, model, inputs, credentials, encrypted, streamed)
 
 
 class ClientDoor:
     """Caller through `shmserve.client`, restricted to a transport."""
 
     def __init__(
-        self, over: str, connect: Callable[[], Client], model: str, inputs: Mapping[str, Any]
+        self,
+        over: str,
+        connect: Callable[[], Client],
+        model: str,
+        inputs: Mapping[str, Any],
+        streamed: bool,
     ) -> None:
         """Connect. Raise Unavailable if no server answers, or the server gives no shared memory.
         Raise ConfigError if an argument of the command line is malformed."""
-        self._over, self._model, self._warm = over, model, 0
+        self._over, self._model, self._warm, self._streamed = over, model, 0, streamed
         try:
             self._client = connect()
         except InferenceError as ex:
@@ -88,11 +85,23 @@ class ClientDoor:
         shared[...] = array
         return shared
 
-    def send(self, receipt: bool = False) -> Receipt:
+    def send(self, answered: Answered, receipt: bool = False) -> Receipt:
         try:
-            result = self._client.infer(self._model, self._inputs, receipt=receipt)
+            if not self._streamed:
+                result = self._client.infer(self._model, self._inputs, receipt=receipt)
+                return self._taken(result, answered)
+            last: Receipt = {}
+            with self._client.stream(self._model, self._inputs, receipt=receipt) as stream:
+                for result in stream:
+                    last = self._taken(result, answered)
+            return last
         except InferenceError as ex:
-            raise Unavailable(str(ex)) from None
+            raise FailedRequest(str(ex.status or ""), ex.message) from None
+
+    def _taken(self, result: Result, answered: Answered) -> Receipt:
+        """Report an answer, and return the receipt. Raise Unavailable if the answer came over
+        another transport."""
+        answered(sum(map(nbytes, result.values())))
         self._warm += 1
         # A lane needs the output sizes, which the client learns from the first requests
         if result.transport != _TRANSPORTS[self._over] and self._warm > 3:
@@ -106,3 +115,10 @@ class ClientDoor:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+
+def nbytes(array: Any) -> int:
+    """Return the bytes of an array; 4 more for the length of each text."""
+    if not array.dtype.hasobject:
+        return int(array.nbytes)
+    return sum(len(text) + 4 for text in array.ravel())

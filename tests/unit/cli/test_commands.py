@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import runpy
 import shutil
@@ -16,23 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 import shmserve
 from shmserve import cli, config
 from shmserve.cli.inspecting import try_load
-from shmserve.cli.measuring import measure
-from shmserve.cli.measuring.grpc_door import GrpcDoor
-from shmserve.cli.measuring.measure import Measurement
 from shmserve.cli.operating import server_address, top
 from shmserve.cli.serving import init
 from shmserve.client.wire import credentials
-from shmserve.client.wire.credentials import Credentials
 from shmserve.config import Settings
-from shmserve.errors import ConfigError, Unavailable
+from shmserve.errors import ConfigError
 from shmserve.observe.usage import Usage
-from tests.grpc_client import VALUES, Rig
 
 ROOT = Path(__file__).parents[3]
 
@@ -234,42 +227,6 @@ def test_where_a_server_is_found() -> None:
         server_address.grpc(Settings(grpc_processes=0), None)
 
 
-def test_inputs_are_made_from_what_a_model_says(tmp_path) -> None:
-    def tensor(name: str, datatype: str, *shape: int) -> dict[str, object]:
-        return {"name": name, "datatype": datatype, "shape": list(shape)}
-
-    metadata = [tensor("a", "FP32", -1, 3), tensor("b", "BYTES", -1), tensor("c", "INT8", 2)]
-    np.save(tmp_path / "c.npy", np.array([7, 8], np.int8))
-    made = measure.made_inputs(metadata, [f"c={tmp_path}/c.npy"], 4, 5)
-    assert (made["a"].dtype, made["a"].shape) == (np.float32, (4, 3))
-    assert made["b"].tolist() == [b"shmserve"] * 4
-    assert made["c"].tolist() == [7, 8]
-    again = measure.made_inputs(metadata, [], None, 5)
-    assert again["a"].shape == (5, 3)
-    assert set(again["c"].tolist()) <= {0, 1}
-    for bad in ("d=x.npy", "c", f"c={tmp_path}/none.npy"):
-        with pytest.raises(ConfigError, match="--input"):
-            measure.made_inputs(metadata, [bad], None, 1)
-    with pytest.raises(ConfigError, match="'a' would be larger"):
-        measure.made_inputs(metadata, [], None, 1 << 40)
-
-
-def test_a_measurement_becomes_a_row() -> None:
-    ends = [(n / 100, float(n)) for n in range(1, 101)]
-    row = Measurement("lane", 2.0, ["x"], "", {"copied_bytes": {"in": 0, "out": 8}}, ends).row()
-    assert (row["requests"], row["failed"], row["per_s"]) == (100, 1, 50.0)
-    assert (row["p50_ms"], row["p90_ms"], row["max_ms"]) == (50.5, 90.1, 100.0)
-    assert row["copied_bytes"] == "out=8"
-    assert "p50_ms" not in Measurement("grpc", error="none").row()
-
-
-def test_lines_are_drawn() -> None:
-    drawing = measure.line_chart("a < b", {"ms": {"http": [(0.0, 1.0), (1.0, 2.0)]}})
-    assert drawing.startswith("<svg")
-    assert "a &lt; b" in drawing
-    assert drawing.count("<polyline") == 1
-
-
 def test_code_that_is_no_python_is_found_with_its_place(tmp_path) -> None:
     (tmp_path / "model.py").write_text("import nothing_here\n")
     assert try_load.code_problem(tmp_path) == ""
@@ -327,72 +284,3 @@ def test_the_programs_of_the_cli_start_quickly_without_what_they_do_not_need() -
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
-
-
-class CountingDoor:
-    """Answers at once, but every fifth time."""
-
-    def __init__(self) -> None:
-        self.sent = self.open = 0
-
-    def send(self, receipt: bool = False) -> dict[str, object]:
-        self.sent += 1
-        if not receipt and self.sent % 5 == 0:
-            raise Unavailable("not now")
-        return {"copied_bytes": {"in": 3}} if receipt else {}
-
-    def __enter__(self) -> CountingDoor:
-        self.open += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.open -= 1
-
-
-def limits(**given: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"requests": 51, "seconds": 60.0, "concurrency": 2, **given})
-
-
-def test_requests_are_shared_among_callers_and_counted() -> None:
-    doors = [CountingDoor(), CountingDoor()]
-    made = iter(doors)
-    result = Measurement("lane")
-    measure.run(result, lambda: next(made), limits())
-    assert [door.sent for door in doors] == [5 + 26, 5 + 25]
-    assert len(result.ends) + len(result.failures) == 51
-    assert result.failures == ["not now"] * 10, "the first five of each are not counted"
-    assert result.receipt == {"copied_bytes": {"in": 3}}
-    assert result.ends == sorted(result.ends)
-    assert [door.open for door in doors] == [0, 0]
-
-
-def test_a_measurement_ends_with_its_time_and_with_too_many_failures() -> None:
-    result = Measurement("lane")
-    measure.run(result, CountingDoor, limits(seconds=0.0))
-    assert len(result.ends) <= 2
-    result = Measurement("lane")
-    measure.run(result, CountingDoor, limits(requests=1000))
-    assert 20 <= len(result.failures) <= 21
-
-
-def test_latencies_are_drawn_over_time(tmp_path) -> None:
-    arguments = limits(model="m", svg=str(tmp_path / "m.svg"))
-    ends = [(n / 100, 1.0) for n in range(100)]
-    measure.draw(arguments, [Measurement("lane", 1.0, ends=ends), Measurement("grpc")])
-    assert (tmp_path / "m.svg").read_text().count("<polyline") == 2
-    with pytest.raises(ConfigError, match="--svg"):
-        measure.draw(limits(model="m", svg=str(tmp_path / "no/m.svg")), [])
-
-
-NOTHING = Credentials(key="")
-
-
-def test_grpc_is_measured_with_every_datatype() -> None:
-    with Rig() as rig, GrpcDoor(rig.target, "identity", {"INPUT0": VALUES}, NOTHING) as door:
-        assert door.send(receipt=True)["copied_bytes"]["in"] >= 0
-        assert door.send() == {}
-        wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)}, NOTHING)
-        with wrong, pytest.raises(Unavailable, match=r"INVALID_ARGUMENT.*unexpected .* input 'X'"):
-            wrong.send()
-    with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
-        GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)}, NOTHING)
