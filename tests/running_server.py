@@ -130,7 +130,7 @@ class RunningServer:
     ) -> None:
         self.run_dir = str(settings.get("run_dir") or folder_of(self))
         os.makedirs(self.run_dir, 0o700, exist_ok=True)
-        self.mark = f"SHMSERVE_RUN_DIR={self.run_dir}"  # in the environment of its processes
+        self.mark = ""  # in the environment of this server's processes; "": `run_dir`
         self.http_host = "127.0.0.1"
         self.http_port = free_port()
         self.unix_path = os.path.join(self.run_dir, "http.sock")
@@ -366,7 +366,7 @@ class RunningServer:
     def processes(self) -> dict[int, str]:
         """Return the live processes of this server: pid to title."""
         titles: dict[int, str] = {}
-        for pid in marked(self.mark):
+        for pid in marked(self.mark or f"SHMSERVE_RUN_DIR={self.run_dir}"):
             with contextlib.suppress(OSError):  # it has ended
                 title = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if is_running(pid):
