@@ -113,7 +113,9 @@ def _models(
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
         try:
-            spec = _looked_at(spec, instances, names, settings, load)
+            advice = _look(spec, instances, names)
+            if load and spec.name in started and instances:
+                _load(instances[0], settings)
         except ConfigError as ex:
             broken.add(spec.name)
             print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
@@ -123,7 +125,7 @@ def _models(
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
         notes = model_config.of_spec(spec, folder_reader.kinds()).notes
-        for note in filter(None, (*notes, spec.batch_note)):
+        for note in filter(None, (*notes, advice)):
             print(f"note  {model}: {note}")
     return fine, broken
 
@@ -135,28 +137,26 @@ def _may_be_empty(settings: Settings) -> bool:
     return later
 
 
-def _looked_at(
-    spec: ModelSpec,
-    instances: tuple[Instance, ...],
-    names: set[str],
-    settings: Settings,
-    load: bool,
-) -> ModelSpec:
-    """Return a version, completed as far as the files tell. `names`: models of the repository.
-    Raise ConfigError with the reason if the version cannot be served."""
+def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> str:
+    """Return a note on a version, or "". `names`: models of the repository. Raise ConfigError with
+    the reason if the files tell that the version cannot be served."""
     if reason := _missing_steps(spec, names):
         raise ConfigError(reason)
     if not instances:
-        return spec
+        return ""
     if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
         raise ConfigError(reason)
     if spec.backend == backend_kinds.ONNXRUNTIME:
         from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
 
-        spec = graph_file.completed(spec, instances[0].directory)
-    if load and (reason := try_load.problem(instances[0], settings.load_timeout_s)):
+        return graph_file.check(spec, instances[0].directory)
+    return ""
+
+
+def _load(instance: Instance, settings: Settings) -> None:
+    """Load an instance in a process of its own. Raise ConfigError with the reason if it fails."""
+    if reason := try_load.problem(instance, settings.load_timeout_s):
         raise ConfigError(reason)
-    return spec
 
 
 def _is_required(settings: Settings, name: str) -> bool:

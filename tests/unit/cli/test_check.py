@@ -123,9 +123,9 @@ def test_onnx_files_are_read_without_loading_them(check: Check, tmp_path: Path) 
         1,
         [
             "ok    model adder version 1: onnxruntime, 1 instance",
-            "note  model adder version 1: max_batch_size 4 is the default for ONNX models whose"
-            " first dimensions are all variable; max_batch_size in config.pbtxt allows other"
-            " batches",
+            "note  model adder version 1: max_batch_size is not set: a load chooses 4 if the first"
+            " dimensions of all outputs are variable, as those of the inputs; max_batch_size in"
+            " config.pbtxt allows other batches",
         ],
     )
     assert lines[2].startswith("FAIL  model sk version 1: model 'sk': output 'output_probability'")
@@ -141,3 +141,20 @@ def test_operators_are_told_the_paths_that_clients_are_not(check: Check, tmp_pat
         "FAIL  model m version 1: r/m/1/model.py, line 3: [Errno 2] No such file or directory:"
         " '/nowhere/weights.npy'",
     )
+
+
+def test_only_models_of_the_start_are_loaded(check: Check, tmp_path: Path) -> None:
+    make = model_maker(tmp_path / "r")
+    make(native("return {}"), name="good")
+    make(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + native("return {}"), name="heavy")
+    status, lines = check(load=True, model_control="explicit", load_models="good")
+    assert (status, lines) == (
+        0,
+        [
+            "ok    model good version 1: python, 1 instance",
+            "ok    model heavy version 1: python, 1 instance, not in load_models",
+        ],
+    )
+    assert not (tmp_path / "ran").exists()
+    check(load=True, model_control="none")
+    assert (tmp_path / "ran").exists()
