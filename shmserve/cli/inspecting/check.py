@@ -78,9 +78,10 @@ def _models_would_do(
 ) -> bool:
     """Print the findings on models. Return True if the service would be ready. `present`: all
     models of the repository, of which the service starts with `desired`."""
-    for path, reason in present.skipped.items():
-        print(f"{'warn' if present.is_empty else 'note'}  {path} {reason}")
-    if present.is_empty and not _may_be_empty(settings):
+    skipped = present.skipped()
+    for line in skipped:
+        print(f"{'warn' if present.is_empty else 'note'}  {line}")
+    if present.is_empty and not _may_be_empty(settings, bool(skipped)):
         return False
     started = {spec.name for spec, _ in desired.versions}
     started |= {name.partition("/")[0] for name in desired.failures}
@@ -130,11 +131,18 @@ def _models(
     return fine, broken
 
 
-def _may_be_empty(settings: Settings) -> bool:
-    """Print a finding on an empty repository. Return True if models may come later."""
+def _may_be_empty(settings: Settings, is_mistake: bool) -> bool:
+    """Print a finding on a repository without models. Return True if it may be meant so.
+    `is_mistake`: True if folders are there, none of which is a model."""
     later = settings.model_control != "none" or model_places.fetches(settings)
-    print(f"{'warn' if later else 'FAIL'}  model_repository has no model")
-    return later
+    if is_mistake and not later:
+        print("FAIL  model_repository has no model")
+        return False
+    print(
+        "warn  model_repository has no model: nothing will be served until one is there"
+        " (a folder with 1/model.py or alike, and config.pbtxt)"
+    )
+    return True
 
 
 def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> str:

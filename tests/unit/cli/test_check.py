@@ -42,7 +42,6 @@ MLSERVER = (
 @pytest.mark.parametrize(
     ("files", "path", "found"),
     [
-        ("", "", "r has no folders: a model is a folder with 1/model.py or alike, and conf"),
         ("a/notes.txt", "", "r/a has neither 1/model.py or 1/model.onnx or 1/model.pt nor config."),
         ("a/model.py", "", "r/a has model.py, but no version folder: move model.py to 1/model.py"),
         ("a/net.onnx", "", "r/a has net.onnx, but no version folder: move net.onnx to 1/model."),
@@ -69,20 +68,29 @@ def test_a_repository_without_models_is_an_error_that_says_what_is_there(
     assert found in lines[0]
 
 
-@pytest.mark.parametrize("control", ["explicit", "poll"])
-def test_where_models_may_come_later_an_empty_repository_is_a_warning(
-    check: Check, control: str
-) -> None:
-    assert check(model_control=control) == (
-        0,
-        [
-            "warn  r has no folders: a model is a folder with 1/model.py or alike, and"
-            " config.pbtxt",
-            "warn  model_repository has no model",
-        ],
-    )
+EMPTY = (
+    "warn  model_repository has no model: nothing will be served until one is there"
+    " (a folder with 1/model.py or alike, and config.pbtxt)"
+)
+
+
+@pytest.mark.parametrize("control", ["none", "explicit", "poll"])
+def test_an_empty_repository_is_a_warning(check: Check, control: str) -> None:
+    assert check("README.md", ".git/config", model_control=control) == (0, [EMPTY])
     status, lines = check(model_control="explicit", load_models="m")
     assert (status, lines[-1]) == (1, "FAIL  none of the models can be served")
+
+
+def test_where_models_may_come_later_other_folders_are_a_warning(check: Check) -> None:
+    status, lines = check("a/model.py", model_control="poll")
+    assert (status, lines[1:]) == (0, [EMPTY])
+    assert lines[0].startswith("warn  r/a has model.py, but no version folder")
+
+
+def test_a_few_of_many_folders_are_explained(check: Check) -> None:
+    status, lines = check(*[f"{number}/x" for number in range(20)])
+    assert (status, len(lines)) == (1, 10)
+    assert lines[-2:] == ["warn  and 12 more folders", NONE]
 
 
 def test_a_folder_of_mlservers_with_a_version_is_told_what_to_do(check: Check) -> None:
