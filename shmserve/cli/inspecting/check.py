@@ -132,7 +132,7 @@ def _models(
 
 
 def _may_be_empty(settings: Settings, is_mistake: bool) -> bool:
-    """Print a finding on a repository without models. Return True if it may be meant so.
+    """Print a finding on a repository without models. Return True if the service may start.
     `is_mistake`: True if folders are there, none of which is a model."""
     later = settings.model_control != "none" or model_places.fetches(settings)
     if is_mistake and not later:
@@ -162,7 +162,7 @@ def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> 
 
 
 def _load(instance: Instance, settings: Settings) -> None:
-    """Load an instance in a process of its own. Raise ConfigError with the reason if it fails."""
+    """Load an instance in a process of its own. Raise ConfigError with the reason of a failure."""
     if reason := try_load.problem(instance, settings.load_timeout_s):
         raise ConfigError(reason)
 
