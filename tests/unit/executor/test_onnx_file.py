@@ -131,7 +131,7 @@ def test_a_contradiction_is_found_without_a_session(tmp_path: Path) -> None:
         (b"", "it is empty"),
         (b"\x08\x08", "it has no graph"),
         (b"not a model", "unknown wire type 6"),
-        (b"\x3a\xff\xff\xff\xff\x7f", "a length of more than 32 bits"),
+        (b"\x3a\xff\xff\xff\x7f", "field 7 is truncated"),
     ],
 )
 def test_a_file_that_is_no_model_is_told(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -180,6 +180,14 @@ def inferred_shape(model: Any) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
 
 
+def deep_groups(model: Any) -> bytes:
+    return bytes(model.SerializeToString() + b"\x93\x03" * 70 + b"\x94\x03" * 70)
+
+
+def long_tag(model: Any) -> bytes:
+    return bytes(model.SerializeToString() + b"\x9a\x83\x80\x80\x10\x01a")
+
+
 def type_in_two_parts(model: Any) -> bytes:
     """Give the type of X twice: the dimensions of both are dimensions of X."""
     half = helper.make_tensor_type_proto(T.FLOAT, [3]).SerializeToString()
@@ -192,6 +200,7 @@ def type_in_two_parts(model: Any) -> bytes:
     "change",
     [
         in_two_parts, latin_initializer, inferred_type, inferred_shape, type_in_two_parts,
+        deep_groups, long_tag,
     ],
 )  # fmt: skip
 def test_a_file_that_loads_is_never_refused(tmp_path: Path, change: Any) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backends.onnx import completion, session
 from shmserve.executor.backends.onnx.session import ELEMENTS, GraphTensor
-from shmserve.protocol.protobuf.wire import LEN, VARINT, Malformed, Walk, signed
+from shmserve.protocol.protobuf.wire import LEN, VARINT, Malformed, Uncommon, Walk, signed
 from shmserve.tensor.spec import ModelSpec
 
 _MAX_NESTING = 16  # sequences of maps of sequences
@@ -102,6 +102,8 @@ def read(path: str) -> GraphFile:
         if not len(data):
             raise ConfigError("is not an ONNX model (it is empty)")
         return _GraphReader(data).graph()
+    except Uncommon as ex:
+        raise Unclear(ex.problem) from None
     except Malformed as ex:
         raise ConfigError(f"is not an ONNX model ({ex.problem})") from None
     except InvalidArgument:
