@@ -47,7 +47,6 @@ from shmserve.shm.registry_page import RegistryWriter
 _log = logging.getLogger(__name__)
 
 _LEDGER_SETTLE_S = 0.2  # after a restart: holders report their bytes before new grants
-_MOST_REASONS = 8  # folders without a model that a log line explains
 
 
 class Launch(Struct, frozen=True):
@@ -168,18 +167,13 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
         load = parts.reconciler.models.load
         effects += load(name, revision, now, required=True, implied=implied)
     if desired.is_empty:
-        _log.warning("model_repository has no model%s", _reasons(desired.skipped))
+        _log.warning("%s", "; ".join(["model_repository has no model", *desired.skipped()]))
     if parts.control.watches:
         count = len(fingerprints)
         _log.info("watching %d model%s: changed models are loaded anew", count, "s"[: count != 1])
     for name, reason in desired.failures.items():
         _log.error("model cannot be served", extra=log_fields(model=name, reason=reason))
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
-
-
-def _reasons(skipped: dict[str, str]) -> str:
-    """Return why folders are no models, as the end of a line of the log."""
-    return "".join(f"; {path} {reason}" for path, reason in list(skipped.items())[:_MOST_REASONS])
 
 
 def resume(parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import islice
 
 from shmserve import ids
 from shmserve.protocol.triton_config import backend_kinds
@@ -15,6 +16,7 @@ _FILES = {
 }
 _ALMOST_VERSION = re.compile(r"v?0*([1-9][0-9]{0,17})")
 _MOST_NAMED = 4
+_MOST_OPENED = 100  # folders within a folder
 _REWRITE = (
     f"MLServer's {_MLSERVER} is not read here: write {CONFIG_FILE} and 1/model.py"
     " (docs/from_mlserver.md shows how)"
@@ -38,17 +40,15 @@ def of_folder(directory: str) -> str:
     for name in folders:
         if match := _ALMOST_VERSION.fullmatch(name):
             return f"its folder '{name}' is no version: rename it to '{match[1]}'"
-    inner = [name for name in folders if looks_like_model(os.path.join(directory, name))]
-    if inner:
-        named = ", ".join(inner[:_MOST_NAMED])
+    few = (n for n in folders[:_MOST_OPENED] if looks_like_model(os.path.join(directory, n)))
+    if named := ", ".join(islice(few, _MOST_NAMED)):
         return f"has folders of models ({named}), and is none: add its path to model_repository"
     wanted = " or ".join(f"1/{file}" for file in _FILES.values())
     return f"has neither {wanted} nor {CONFIG_FILE}"
 
 
 def of_repository(directory: str) -> str:
-    """Return why a repository's folder holds no models, if it is a model's own folder or has no
-    folders at all; else ""."""
+    """Return why a repository's folder holds no models, if it is a model's own folder; else ""."""
     files, folders = _listed(directory)
     name = os.path.basename(directory)
     name = name if ids.is_model_name(name) else "NAME"
@@ -59,8 +59,6 @@ def of_repository(directory: str) -> str:
             f"is a model's own folder (it has {sign}), and no folder of models:"
             f" write '{name}={directory}' in model_repository, or name the folder above it"
         )
-    if not folders:
-        return f"has no folders: a model is a folder with 1/model.py or alike, and {CONFIG_FILE}"
     return ""
 
 

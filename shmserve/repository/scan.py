@@ -4,7 +4,8 @@ which detect changes from file names, sizes and times, not contents."""
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -18,17 +19,17 @@ _log = logging.getLogger(__name__)
 
 _MAX_FILES = 10_000  # files that are looked at in one model
 _DEPTH = 6
-_MAX_LOGGED = 8  # folders without a model that a log line names
+_MOST_SKIPPED = 8  # folders without a model that are named or explained
 
 
 class ScanResult(Struct, frozen=True):
     """Contents of the repository: every folder that may be a model is in `models` or `failures`.
-    `failures`: by folder name, the reason for clients. `skipped`: by path, the reason for
-    operators why a folder is no model."""
+    `failures`: by folder name, the reason for clients. `skipped`: looks into the other folders, and
+    returns a line for operators on each of a few: path and reason why it is no model."""
 
     models: dict[str, ModelFolder]
     failures: dict[str, str]
-    skipped: dict[str, str] = {}
+    skipped: Callable[[], list[str]] = list
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
@@ -38,33 +39,37 @@ def scan(paths: Sequence[str]) -> ScanResult:
     by_name = folders(paths)
     candidates = _candidates(by_name)
     if skipped := [printable(name) for name in sorted(by_name.keys() - candidates.keys())]:
-        more = f" and {len(skipped) - _MAX_LOGGED} more" if len(skipped) > _MAX_LOGGED else ""
+        more = f" and {len(skipped) - _MOST_SKIPPED} more" if len(skipped) > _MOST_SKIPPED else ""
         what = "skipped folders without a version and config.pbtxt: %s%s"
-        _log.info(what, ", ".join(skipped[:_MAX_LOGGED]), more)
+        _log.info(what, ", ".join(skipped[:_MOST_SKIPPED]), more)
     failures.update(absent(paths))
     for name, directories in sorted(candidates.items()):
         try:
             models[name] = read_folder(_only(name, directories))
         except ConfigError as ex:
             failures[printable(name)] = ex.message
-    return ScanResult(models, failures, _skipped(paths, by_name, candidates))
+    return ScanResult(models, failures, partial(_skipped, paths, by_name, candidates))
 
 
 def _skipped(
     paths: Sequence[str], by_name: dict[str, list[str]], candidates: dict[str, list[str]]
-) -> dict[str, str]:
-    """Return, by path, the reason why repositories and folders have no model."""
+) -> list[str]:
+    """Return, for a few repositories and folders, path and reason why they have no model. An empty
+    repository needs no reason."""
     local = [os.path.realpath(path) for path in paths if not catalog.is_catalog(path)]
     holding = {os.path.dirname(d) for directories in candidates.values() for d in directories}
-    empty = {path: no_models.of_repository(path) for path in local if path not in holding}
-    inside = {
-        directory: no_models.of_folder(directory)
+    whole = {path: no_models.of_repository(path) for path in local if path not in holding}
+    reasons = {path: reason for path, reason in whole.items() if reason}
+    inside = [
+        directory
         for name in sorted(by_name.keys() - candidates.keys() - set(IGNORED))
         for directory in by_name[name]
-        if not empty.get(os.path.dirname(directory))
-    }
-    both = {**empty, **inside}
-    return {printable(path): printable(reason) for path, reason in both.items() if reason}
+        if os.path.dirname(directory) not in reasons
+    ]
+    reasons.update((path, no_models.of_folder(path)) for path in inside[:_MOST_SKIPPED])
+    more = len(inside) - _MOST_SKIPPED
+    lines = [printable(f"{path} {reason}") for path, reason in reasons.items()]
+    return [*lines, *([f"and {more} more folders"] if more > 0 else [])]
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:

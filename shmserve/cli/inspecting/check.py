@@ -77,9 +77,10 @@ def _models_would_do(
 ) -> bool:
     """Print the findings on models. Return True if the service would be ready. `present`: all
     models of the repository, of which the service starts with `desired`."""
-    for path, reason in present.skipped.items():
-        print(f"{'warn' if present.is_empty else 'note'}  {path} {reason}")
-    if present.is_empty and not _may_be_empty(settings):
+    skipped = present.skipped()
+    for line in skipped:
+        print(f"{'warn' if present.is_empty else 'note'}  {line}")
+    if present.is_empty and not _may_be_empty(settings, bool(skipped)):
         return False
     started = {spec.name for spec, _ in desired.versions}
     started |= {name.partition("/")[0] for name in desired.failures}
@@ -112,7 +113,9 @@ def _models(
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
         try:
-            spec = _looked_at(spec, instances, names, settings, load)
+            advice = _look(spec, instances, names)
+            if load and spec.name in started and instances:
+                _load(instances[0], settings)
         except ConfigError as ex:
             broken.add(spec.name)
             print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
@@ -122,40 +125,45 @@ def _models(
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
         notes = model_config.of_spec(spec, folder_reader.kinds()).notes
-        for note in filter(None, (*notes, spec.batch_note)):
+        for note in filter(None, (*notes, advice)):
             print(f"note  {model}: {note}")
     return fine, broken
 
 
-def _may_be_empty(settings: Settings) -> bool:
-    """Print a finding on an empty repository. Return True if models may come later."""
+def _may_be_empty(settings: Settings, is_mistake: bool) -> bool:
+    """Print a finding on a repository without models. Return True if the service may start.
+    `is_mistake`: True if folders are there, none of which is a model."""
     later = settings.model_control != "none" or model_places.fetches(settings)
-    print(f"{'warn' if later else 'FAIL'}  model_repository has no model")
-    return later
+    if is_mistake and not later:
+        print("FAIL  model_repository has no model")
+        return False
+    print(
+        "warn  model_repository has no model: nothing will be served until one is there"
+        " (a folder with 1/model.py or alike, and config.pbtxt)"
+    )
+    return True
 
 
-def _looked_at(
-    spec: ModelSpec,
-    instances: tuple[Instance, ...],
-    names: set[str],
-    settings: Settings,
-    load: bool,
-) -> ModelSpec:
-    """Return a version, completed as far as the files tell. `names`: models of the repository.
-    Raise ConfigError with the reason if the version cannot be served."""
+def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> str:
+    """Return a note on a version, or "". `names`: models of the repository. Raise ConfigError with
+    the reason if the files tell that the version cannot be served."""
     if reason := _missing_steps(spec, names):
         raise ConfigError(reason)
     if not instances:
-        return spec
+        return ""
     if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
         raise ConfigError(reason)
     if spec.backend == backend_kinds.ONNXRUNTIME:
         from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
 
-        spec = graph_file.completed(spec, instances[0].directory)
-    if load and (reason := try_load.problem(instances[0], settings.load_timeout_s)):
+        return graph_file.check(spec, instances[0].directory)
+    return ""
+
+
+def _load(instance: Instance, settings: Settings) -> None:
+    """Load an instance in a process of its own. Raise ConfigError with the reason of a failure."""
+    if reason := try_load.problem(instance, settings.load_timeout_s):
         raise ConfigError(reason)
-    return spec
 
 
 def _is_required(settings: Settings, name: str) -> bool:

@@ -30,15 +30,15 @@ class Folder(Protocol):
 
 
 class Scan(Protocol):
-    """Contents of the repository: readable folders, and the reasons why other folders are
-    unreadable or, by path, no models."""
+    """Contents of the repository: readable folders, the reasons why other folders are unreadable,
+    and a function that tells why some folders are no models."""
 
     @property
     def models(self) -> Mapping[str, Folder]: ...
     @property
     def failures(self) -> dict[str, str]: ...
     @property
-    def skipped(self) -> dict[str, str]: ...
+    def skipped(self) -> Callable[[], list[str]]: ...
 
 
 Scanner = Callable[[Sequence[str]], Scan]  # `shmserve.repository.scan`
@@ -57,14 +57,14 @@ class Library(Protocol):
 
 class DesiredModels(Struct, frozen=True):
     """Versions to serve with their instances, and reasons for models that cannot be served.
-    `implied`: models not named in the settings but needed by an ensemble. `skipped`: by
-    path, the reason for operators why a folder is no model. `is_empty`: True if the repository has
-    no model."""
+    `implied`: models not named in the settings but needed by an ensemble. `skipped`:
+    looks into folders that are no models, and returns a line for operators on each of a few.
+    `is_empty`: True if the repository has no model."""
 
     versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
     implied: frozenset[str] = frozenset()
-    skipped: dict[str, str] = {}
+    skipped: Callable[[], list[str]] = list
     is_empty: bool = False
 
 

@@ -31,6 +31,10 @@ class Malformed(InvalidArgument):
         self.problem = problem
 
 
+class Uncommon(Malformed):
+    """Bytes that some implementations of protobuf read, but this module does not."""
+
+
 class Walk:
     """Reader of the messages in `data`, for at most `limit` fields in all."""
 
@@ -131,7 +135,7 @@ def _nest(groups: list[int], tag: int, kind: int) -> None:
     """Open or close a group."""
     if kind == GROUP:
         if len(groups) == _MAX_GROUPS:
-            raise Malformed(f"more than {_MAX_GROUPS} groups in each other")
+            raise Uncommon(f"more than {_MAX_GROUPS} groups in each other")
         groups.append(tag)
     elif kind != END_GROUP:
         raise Malformed(f"unknown wire type {kind}")
@@ -169,7 +173,7 @@ def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int
     """Return a tag or length and the position after it. Raise Malformed for more than 32 bits."""
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
-        raise Malformed(f"{what} of more than 32 bits")
+        raise Uncommon(f"{what} of more than 32 bits")
     return value, stop
 
 

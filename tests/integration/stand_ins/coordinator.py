@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,7 +37,10 @@ class Folder(msgspec.Struct):
 class Scan(msgspec.Struct):
     models: dict[str, Folder]
     failures: dict[str, str] = {}
-    skipped: dict[str, str] = {}
+
+    @property
+    def skipped(self) -> Callable[[], list[str]]:
+        return list
 
 
 class Library:

@@ -42,7 +42,6 @@ MLSERVER = (
 @pytest.mark.parametrize(
     ("files", "path", "found"),
     [
-        ("", "", "r has no folders: a model is a folder with 1/model.py or alike, and conf"),
         ("a/notes.txt", "", "r/a has neither 1/model.py or 1/model.onnx or 1/model.pt nor config."),
         ("a/model.py", "", "r/a has model.py, but no version folder: move model.py to 1/model.py"),
         ("a/net.onnx", "", "r/a has net.onnx, but no version folder: move net.onnx to 1/model."),
@@ -69,20 +68,29 @@ def test_a_repository_without_models_is_an_error_that_says_what_is_there(
     assert found in lines[0]
 
 
-@pytest.mark.parametrize("control", ["explicit", "poll"])
-def test_where_models_may_come_later_an_empty_repository_is_a_warning(
-    check: Check, control: str
-) -> None:
-    assert check(model_control=control) == (
-        0,
-        [
-            "warn  r has no folders: a model is a folder with 1/model.py or alike, and"
-            " config.pbtxt",
-            "warn  model_repository has no model",
-        ],
-    )
+EMPTY = (
+    "warn  model_repository has no model: nothing will be served until one is there"
+    " (a folder with 1/model.py or alike, and config.pbtxt)"
+)
+
+
+@pytest.mark.parametrize("control", ["none", "explicit", "poll"])
+def test_an_empty_repository_is_a_warning(check: Check, control: str) -> None:
+    assert check("README.md", ".git/config", model_control=control) == (0, [EMPTY])
     status, lines = check(model_control="explicit", load_models="m")
     assert (status, lines[-1]) == (1, "FAIL  none of the models can be served")
+
+
+def test_where_models_may_come_later_other_folders_are_a_warning(check: Check) -> None:
+    status, lines = check("a/model.py", model_control="poll")
+    assert (status, lines[1:]) == (0, [EMPTY])
+    assert lines[0].startswith("warn  r/a has model.py, but no version folder")
+
+
+def test_a_few_of_many_folders_are_explained(check: Check) -> None:
+    status, lines = check(*[f"{number}/x" for number in range(20)])
+    assert (status, len(lines)) == (1, 10)
+    assert lines[-2:] == ["warn  and 12 more folders", NONE]
 
 
 def test_a_folder_of_mlservers_with_a_version_is_told_what_to_do(check: Check) -> None:
@@ -123,9 +131,9 @@ def test_onnx_files_are_read_without_loading_them(check: Check, tmp_path: Path) 
         1,
         [
             "ok    model adder version 1: onnxruntime, 1 instance",
-            "note  model adder version 1: max_batch_size 4 is the default for ONNX models whose"
-            " first dimensions are all variable; max_batch_size in config.pbtxt allows other"
-            " batches",
+            "note  model adder version 1: max_batch_size is not set: a load chooses 4 if the first"
+            " dimensions of all outputs are variable, as those of the inputs; max_batch_size in"
+            " config.pbtxt allows other batches",
         ],
     )
     assert lines[2].startswith("FAIL  model sk version 1: model 'sk': output 'output_probability'")
@@ -153,3 +161,20 @@ def test_a_models_own_folder_is_told_without_links(check: Check, tmp_path: Path)
         1,
         "FAIL  model m version 1: r/m/model.py, line 3: division by zero",
     )
+
+
+def test_only_models_of_the_start_are_loaded(check: Check, tmp_path: Path) -> None:
+    make = model_maker(tmp_path / "r")
+    make(native("return {}"), name="good")
+    make(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + native("return {}"), name="heavy")
+    status, lines = check(load=True, model_control="explicit", load_models="good")
+    assert (status, lines) == (
+        0,
+        [
+            "ok    model good version 1: python, 1 instance",
+            "ok    model heavy version 1: python, 1 instance, not in load_models",
+        ],
+    )
+    assert not (tmp_path / "ran").exists()
+    check(load=True, model_control="none")
+    assert (tmp_path / "ran").exists()

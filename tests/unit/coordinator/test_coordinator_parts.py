@@ -1,5 +1,7 @@
 """The coordinator's parts without sockets: the pool's size, desired models, tables."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -41,7 +43,7 @@ class Folder(msgspec.Struct):
 class Scan(msgspec.Struct):
     models: dict[str, Folder]
     failures: dict[str, str] = {}
-    skipped: dict[str, str] = {}
+    skipped: Callable[[], list[str]] = list
 
 
 def spec(name, version="1", **fields):

@@ -98,6 +98,21 @@ def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(tmp_path, c
         repository.find([str(tmp_path)], "new")  # a request for the model is told
 
 
+def test_a_scan_does_not_look_into_other_folders_more_than_it_must(tmp_path, monkeypatch) -> None:
+    """Folders within folders are looked at only for an operator, and only a few of them."""
+    make(tmp_path, "a")
+    for number in range(300):
+        (tmp_path / f"data/c{number}").mkdir(parents=True)
+    opened: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: opened.append(str(path)) or scandir(path))
+    found = repository.scan([str(tmp_path)])
+    assert not [path for path in opened if f"{tmp_path}/data/" in path]
+    assert found.skipped() == [f"{tmp_path}/data has neither 1/model.py or 1/model.onnx or"
+                               " 1/model.pt nor config.pbtxt"]  # fmt: skip
+    assert len(opened) < 150
+
+
 @pytest.mark.parametrize("there", ["config.pbtxt", "1/"])
 def test_what_may_be_meant_as_a_model_is_a_failure(tmp_path, there: str) -> None:
     (tmp_path / "m" / there).parent.mkdir(parents=True)

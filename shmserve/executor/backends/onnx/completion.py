@@ -37,9 +37,7 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     """
     if spec.decoupled:
         raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")
-    config, given = spec.config, spec.max_batch_size
-    if not config.input or not config.output:
-        config = _choose_batch(spec, {"input": inputs, "output": outputs})
+    config, given = choose_batch(spec, inputs, outputs), spec.max_batch_size
     batched = config.max_batch_size > 0
     input_entries = config.input or tuple(map(config_document.InputEntry, inputs))
     output_entries = config.output or tuple(map(config_document.OutputEntry, outputs))
@@ -77,9 +75,14 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     return whole
 
 
-def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> config_document.ConfigDocument:
-    config = spec.config
-    tensors = [tensor for graph in graphs.values() for tensor in graph.values()]
+def choose_batch(spec: ModelSpec, inputs: Graph, outputs: Graph) -> config_document.ConfigDocument:
+    """Return the configuration with the batch that the graph allows, if the configuration leaves
+    this to the graph. Raise ConfigError if the configuration wants batches that the graph forbids.
+    Tensors without known dimensions allow batches."""
+    config, graphs = spec.config, {"input": inputs, "output": outputs}
+    if config.input and config.output:
+        return config
+    tensors = [tensor for tensor in (*inputs.values(), *outputs.values()) if tensor.has_dims]
     fixed = [tensor for tensor in tensors if not tensor.shape or tensor.shape[0] != -1]
     if fixed and config.max_batch_size:
         raise ConfigError(
@@ -138,6 +141,8 @@ def _check(spec: ModelSpec, kind: str, tensor: TensorSpec, graph: GraphTensor | 
         raise ConfigError(f"{where} is {tensor.datatype}, but {graph.datatype} in the ONNX model")
     if tensor.optional:
         raise ConfigError(f"{where}: optional is not supported by backend 'onnxruntime'")
+    if not graph.has_dims:
+        return
     if spec.max_batch_size and (not graph.shape or graph.shape[0] != -1):
         raise ConfigError(
             f"{where} has shape {list(graph.shape)} in the ONNX model, which has no "

@@ -74,12 +74,14 @@ _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, 
 
 
 class GraphTensor(Struct, frozen=True):
-    """Input or output of a graph. `dims`: each a number, a symbol's name, or None."""
+    """Input or output of a graph. `dims`: each a number, a symbol's name, or None.
+    `has_dims`: False if only a session can tell them."""
 
     name: str
     datatype: str
     element_type: int
     dims: tuple[int | str | None, ...]
+    has_dims: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -197,5 +199,6 @@ def graph_tensors(args: Any, model: str, kind: str) -> dict[str, GraphTensor]:
                 f" of a known datatype.{_ZIPMAP if arg.type.startswith('seq(map(') else ''}"
             )
         datatype, element_type = _TYPES[arg.type]
-        tensors[arg.name] = GraphTensor(arg.name, datatype, element_type, tuple(arg.shape))
+        dims, has_dims = tuple(arg.shape or ()), arg.shape is not None
+        tensors[arg.name] = GraphTensor(arg.name, datatype, element_type, dims, has_dims)
     return tensors
