@@ -107,7 +107,9 @@ def _why(ex: Exception, host: str) -> str:
             return "it asks for a client's certificate (cert, cert_key)"
         if ex.reason in _NO_TLS:
             return "it does not speak TLS there; is its address http://?"
-        return f"TLS failed: {ex.reason}"
+        if isinstance(ex, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return "it ended the connection before TLS was agreed"
+        return f"TLS failed: {ex.reason or ex.strerror}"
     return str(ex)
 
 

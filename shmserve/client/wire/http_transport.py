@@ -30,6 +30,8 @@ _PIECE = 1 << 16  # largest read from a stream, in bytes
 _LINE = 200  # bytes of a text that an error shows
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
+# With TLS 1.3, a server refuses a certificate after the handshake of the client's side.
+_BROKEN = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _decode = json_decoder()
 
 
@@ -162,7 +164,7 @@ class Transport:
         try:
             target, fields = self._address.prefix + path, {**self._key_fields, **fields}
             connection.request(method, target, content if body else None, fields)
-        except (BrokenPipeError, ConnectionResetError):
+        except _BROKEN:
             return True
         return False
 

@@ -1,7 +1,10 @@
 """Sentences for servers without a client's trust, or without the protocol."""
 
 import contextlib
+import http.client
 import http.server
+import select
+import socket
 import ssl
 import subprocess
 import threading
@@ -31,12 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def serving(certificate: Path | None, host: str = "127.0.0.1") -> Iterator[str]:
-    """Yield HOST:PORT of a server that answers 404, with TLS if a certificate is given."""
+def serving(
+    certificate: Path | None, host: str = "127.0.0.1", mutual: bool = False
+) -> Iterator[str]:
+    """Yield HOST:PORT of a server that answers 404, with TLS if a certificate is given. `mutual`:
+    the server asks for a client's certificate."""
     server = http.server.ThreadingHTTPServer((host, 0), Silent)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, certificate.parent / "server.key")
+        context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
@@ -94,6 +101,33 @@ def test_certificates_that_are_not_good(folder: Path) -> None:
     with serving(folder / "server.pem", "127.0.0.2") as place:
         expected = "its certificate is not for 127.0.0.2: use a name that the certificate has"
         assert why(f"https://{place}", trusted) == expected
+
+
+def test_a_refusal_that_comes_before_the_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = http.client.HTTPSConnection.connect
+
+    def connect_and_wait(connection: http.client.HTTPSConnection) -> None:
+        connect(connection)
+        ended = select.poll()
+        ended.register(connection.sock, 0)  # POLLHUP
+        assert ended.poll(60_000)
+
+    monkeypatch.setattr(http.client.HTTPSConnection, "connect", connect_and_wait)
+    with serving(folder / "server.pem", mutual=True) as place:
+        expected = "it asks for a client's certificate (cert, cert_key)"
+        assert why(f"https://{place}", Credentials(ca=folder / "ca.pem")) == expected
+
+
+def test_a_connection_that_ends_in_the_handshake() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        closing = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
+        closing.start()
+        assert why(url) == "it ended the connection before TLS was agreed"
+        closing.join()
 
 
 def test_a_server_without_tls(folder: Path) -> None:
