@@ -49,7 +49,7 @@ def of_folder(directory: str) -> str:
 
 def of_repository(directory: str) -> str:
     """Return why a repository's folder holds no models, if it is a model's own folder; else ""."""
-    files, folders = _listed(directory)
+    files, _ = _listed(directory)
     name = os.path.basename(directory)
     name = name if ids.is_model_name(name) else "NAME"
     if _MLSERVER in files:

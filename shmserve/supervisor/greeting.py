@@ -10,7 +10,7 @@ from math import prod
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from shmserve.core.registry import ALL, Snapshot
+from shmserve.core.registry import ALL, ModelState, Snapshot
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 _log = logging.getLogger("shmserve.start")
@@ -48,7 +48,8 @@ class StartReport:
         self._complete = False
 
     def published(self, snapshot: Snapshot) -> None:
-        """Log that the required models are ready, and that all models are, each once."""
+        """Log that the required models are ready, or that some cannot be served, and that all
+        models are ready, each once."""
         if self._complete:
             return
         took_s = time.monotonic() - self._begun
@@ -57,13 +58,23 @@ class StartReport:
             _log.info("ready after %.1f s, without a model", took_s)
         elif self._complete:
             _log.info("all models ready after %.1f s", took_s)
-        if not self._greeted and snapshot.ready:
+        if not self._greeted and (snapshot.ready or _is_settled(snapshot)):
             self._greeted = True
-            if not self._complete:
+            if not snapshot.ready:
+                reason = snapshot.why_not_ready
+                _log.warning("not ready after %.1f s, other models serve: %s", took_s, reason)
+            elif not self._complete:
                 required = ", ".join(snapshot.requires)
                 _log.info("ready after %.1f s: ready_requires is %s", took_s, required)
             for line in greeting(snapshot, self._doors):
                 _log.info("%s", line)
+
+
+def _is_settled(snapshot: Snapshot) -> bool:
+    """Return True if no model is loading, and every frontend serves."""
+    entries = [entry for versions in snapshot.models.values() for entry in versions.values()]
+    loading = any(entry.state is ModelState.LOADING for entry in entries)
+    return snapshot.complete and not (snapshot.draining or snapshot.unserved or loading)
 
 
 def greeting(snapshot: Snapshot, doors: Doors) -> Iterator[str]:

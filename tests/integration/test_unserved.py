@@ -93,6 +93,8 @@ def test_grpc_that_breaks_and_comes_back(server: RunningServer, broken: Path) ->
     status, answer = server.get("/v2/health/ready")
     assert status == 503
     assert answer == {"error": "the server is not ready: no gRPC process serves"}
+    told = run_shmserve("ready", environ=server.environ).stdout
+    assert told == "the server is not ready: no gRPC process serves\n"
     assert server.get("/v2/health/live")[0] == 200
     reason = "grpc 0 ended with status 1 (ImportError: of no use here)"
     status, line = doctor(server)

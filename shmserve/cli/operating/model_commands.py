@@ -54,7 +54,7 @@ def _ready(server: Asking, model: str | None, wait_s: float) -> int:
             return 0
         refused = 400 <= status < 500 and status != 404  # 404: the model may not be loaded yet
         if time.monotonic() >= deadline or refused:
-            reason = f": {error}" if error and status != 503 else ""
-            print(f"{what} is not ready{reason}")
+            error = error.removeprefix(f"{what} is not ready").removeprefix(": ")
+            print(f"{what} is not ready{f': {error}' if error else ''}")
             return 1
         time.sleep(_POLL_S)

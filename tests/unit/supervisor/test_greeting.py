@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shmserve.core.registry import ANY
 from shmserve.supervisor.greeting import Doors, StartReport, greeting
 from shmserve.tensor.spec import TensorSpec
-from tests.unit.supervisor.snapshots import LOADING, entry, snapshot
+from tests.unit.supervisor.snapshots import LOADING, READY, entry, snapshot
 
 SMALL = TensorSpec("IN", "FP32", (-1, 2))
 LARGE = TensorSpec("IN", "FP32", (3, 224, 224))
@@ -67,6 +67,20 @@ def test_readiness_is_told_once_and_that_of_all_models_when_it_comes(caplog):
     report.published(snapshot(a=entry("a"), b=entry("b")))
     assert len(caplog.messages) == 6
     assert caplog.messages[5].startswith("all models ready after ")
+
+
+def test_a_start_with_a_broken_model_tells_where_the_others_are(caplog):
+    caplog.set_level("INFO")
+    report = StartReport(0.0, HTTP)
+    report.published(snapshot(a=LOADING, failed={"b": "why"}))
+    report.published(replace(snapshot(a=READY, failed={"b": "why"}), unserved={"http": "why"}))
+    assert caplog.messages == []
+    report.published(snapshot(a=READY, failed={"b": "why"}))
+    assert caplog.messages[0].startswith("not ready after ")
+    assert caplog.messages[0].endswith(" s, other models serve: 'b' cannot be served")
+    assert caplog.messages[1].startswith("HTTP: http://")
+    report.published(snapshot(a=READY))
+    assert caplog.messages[-1].startswith("all models ready after ")
 
 
 def test_a_start_without_models_does_not_speak_of_all_models(caplog):
