@@ -53,7 +53,7 @@ class Receipt(Struct):
     queue_ns: int = 0
     compute_ns: int = 0
     send_ns: int = 0
-    input_ns: int = 0  # of an ensemble's steps, as is the next; both are part of `compute_ns`
+    input_ns: int = 0  # part of `compute_ns`, as is `output_ns`
     output_ns: int = 0
     executor: str = ""
     timing: Timing = UNTIMED  # times of the latest answer
@@ -75,8 +75,6 @@ class Receipt(Struct):
         """Add the receipt of a step of this request."""
         for field in self.__struct_fields__[:_COUNTS]:
             setattr(self, field, getattr(self, field) + getattr(step, field))
-        self.input_ns += step.timing.input
-        self.output_ns += step.timing.output
         known = self.executor.split(", ")
         new = [name for name in step.executor.split(", ") if name not in known]
         self.executor = ", ".join(filter(None, (self.executor, *new)))

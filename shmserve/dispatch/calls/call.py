@@ -216,6 +216,8 @@ class Call(CallScope):
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
         receipt.executor, receipt.timing = self._pool.instance.name, timing
         receipt.queue_ns += timing.queue
+        receipt.input_ns += timing.input
+        receipt.output_ns += timing.output
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch
         receipt.copied_out += copied.out

@@ -18,6 +18,7 @@ import pytest
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import (
     Cancelled,
     Code,
@@ -88,6 +89,19 @@ def test_every_answer_arrives_in_order(rig: Rig, count: int) -> None:
     with start(rig, entry, count) as call:
         assert first_elements(call) == list(range(count))
     all_slots_come_back(rig)
+
+
+def test_the_times_of_a_stream_are_those_of_all_answers(rig: Rig) -> None:
+    call = start(rig, serve(rig, count_up), 5)
+    taken = [call.receipt.timing for outcome in call.stream() if outcome.outputs]
+    last, receipt = call.receipt.timing, call.receipt
+    sums = [sum(getattr(t, name) for t in taken) for name in ("input", "infer", "output")]
+    assert receipt.input_ns in (sums[0], sums[0] + last.input)
+    whole = Receipt()
+    whole.add(receipt)
+    assert (whole.input_ns, whole.output_ns) == (receipt.input_ns, receipt.output_ns)
+    assert whole.output_ns >= sums[2] > 0
+    call.close()
 
 
 def test_the_last_outcome_alone_is_final(rig: Rig) -> None:
