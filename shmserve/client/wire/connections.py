@@ -81,17 +81,18 @@ class UnixConnection(http.client.HTTPConnection):
 
 @contextlib.contextmanager
 def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Close the connection on any exception. Make timeouts and lost connections InferenceError."""
+    """Close the connection on any exception. Make timeouts and lost connections InferenceError,
+    whose cause has no frames: a frame of http.client has the key among its local variables."""
     try:
         yield
     except TimeoutError as ex:
         connection.close()
-        raise InferenceError(0, LATE) from ex
+        raise InferenceError(0, LATE) from ex.with_traceback(None)
     except (OSError, http.client.HTTPException) as ex:
         connection.close()
         raise InferenceError(
             0, f"no answer from the server at {_place(connection)}: {_why(ex, connection.host)}"
-        ) from ex
+        ) from ex.with_traceback(None)
     except BaseException:  # e.g. KeyboardInterrupt: the rest of the response is still unread
         connection.close()
         raise
