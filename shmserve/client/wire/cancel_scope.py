@@ -49,10 +49,6 @@ class CancelScope:
             self._interrupt = interrupt
         try:
             yield
-        except Exception as ex:
-            if self._cancelled:  # becomes a context, whose frames of http.client would show a key
-                ex.__traceback__ = None
-            raise
         finally:
             with self._lock:
                 self._interrupt = None

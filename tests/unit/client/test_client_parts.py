@@ -109,6 +109,24 @@ def test_addresses(url: str) -> None:
         Transport(url, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://me:hidden@a:1/b", "https://a"),
+        ("http://hidden@a", "http://a"),
+        ("ftp://me:hidden@a", "ftp://a"),
+        ("me:hidden@a:8000", "a:8000"),
+        ("http://me:hidden/x@a", "http://a"),
+        ("http://me:hidden@a:port", "http://a:port"),
+        ("http://me:hidden\u2100@a", "http://a"),
+    ],
+)
+def test_addresses_with_a_password(url: str, place: str) -> None:
+    with pytest.raises(ValueError, match=f"address .*[ :]{place}$") as caught:
+        Transport(url, 1.0)
+    assert "hidden" not in str(caught.value)
+
+
 def test_a_client_socket_of_nobody_who_may_serve_it(tmp_path) -> None:
     place = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
