@@ -67,14 +67,14 @@ async def connect(
     Raises:
         InferenceError, ValueError: as `shmserve.client.connect`.
     """
+    # hidden, because asyncio's debug log has the arguments of slow calls
+    key = None if key is None else Secret(key)
     calls = _Calls(concurrency)
     try:
         limits = {"max_bytes": max_bytes, "max_device_bytes": max_device_bytes, "timeout": timeout}
         flags = {"lanes": lanes, "require_shared_memory": require_shared_memory}
         files = {"key_file": key_file, "ca": ca, "cert": cert, "cert_key": cert_key}
-        # hidden, because asyncio's debug log has the arguments of slow calls
-        secret = None if key is None else Secret(key)
-        options: dict[str, Any] = {**limits, **flags, **files, "key": secret}
+        options: dict[str, Any] = {**limits, **flags, **files, "key": key}
         blocking = await calls.run(timeout, api.connect, url, control, **options)
         client = AsyncClient(blocking, calls, timeout)
     except BaseException:

@@ -87,8 +87,8 @@ def connect(
         ValueError: `url` has another form, `look_us` is not between 0 and 1000, or a key or
             a file of TLS cannot be used.
     """
-    looking.permit("auto" if look_us is None else look_us)
     key = None if key is None else Secret(key)
+    looking.permit("auto" if look_us is None else look_us)
     credentials = Credentials(key, key_file, ca, cert, cert_key)
     transport = Transport(url, timeout, credentials)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)

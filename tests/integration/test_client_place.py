@@ -114,10 +114,11 @@ def test_who_is_elsewhere_or_needs_a_key_is_not_told(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"keys_file": keys, "keys_required_from": "anyone"}
     server = Server(MODELS, **SMALL, **only("echo"), **rules)
     with server:
-        assert told(server)[0] == 401
-        status, answer = told(server, shmserve_key=key)
-        assert status == 403
-        assert "the client socket takes no keys" in answer["error"]
+        for fields in ({}, {"shmserve_key": key}, {"shmserve_key": "shmk_unknown"}):
+            status, answer = told(server, **fields)
+            assert status == 403  # not 401: no key helps
+            assert "the client socket takes no keys" in answer["error"]
+        assert told(server, Host="0.0.0.0")[1]["error"].startswith("header Host: ")
     server = Server(MODELS, **SMALL, **only("echo"))
     server.environ["SHMSERVE_REMOTE_BINDS"] = f"127.0.0.1:{server.http_port}"
     with server:

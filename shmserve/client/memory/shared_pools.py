@@ -134,39 +134,41 @@ class SharedMemoryPools:
 
     def _places(self, reasons: list[str]) -> Iterator[tuple[str, Set[int] | None]]:
         """Yield paths where the client socket may be, each with the users who may serve the socket
-        (None: any). `_host_pool` checks the server behind a path. Append to `reasons` why the
-        server tells no path."""
+        (None: any): root, this user, and the user who answered over HTTP, unless this program's
+        user named the path. `_host_pool` checks the server behind a path. Append to `reasons` why
+        the server tells no path."""
         named = self._named or os.environ.get(CONTROL_VARIABLE, "")
         if named:
             yield named, None
         elif self._transport.is_local:
-            told = self._told_place()
-            if isinstance(told, str):
-                reasons += [told] if told else []
-            else:
-                yield told
-            yield from ((path, None) for path in _guessed_paths(self._transport))
+            owners = {0, os.geteuid()}
+            told = self._told_place(owners, reasons)
+            if told:
+                yield told, owners
+            yield from ((path, owners) for path in _guessed_paths(self._transport))
 
-    def _told_place(self) -> tuple[str, Set[int]] | str:
-        """Ask the HTTP server where the client socket is. Return path and users who may serve the
-        socket: root, this user, and the user who answered. Return the reason if the answer is of
-        no use; "" if the server knows no such question."""
+    def _told_place(self, owners: set[int], reasons: list[str]) -> str:
+        """Ask the HTTP server where the client socket is. Return the path; "" if the answer is of
+        no use. Add the user who answered to `owners`, if known, and append to `reasons` why the
+        server tells no path, unless the server knows no such question."""
         try:
             reply = self._transport.request("GET", WHERE, timeout_s=_STATUS_S, whose=True)
         except InferenceError as ex:
-            return f"the server does not tell its client socket: {ex.message}"
-        if reply.status != 200:
-            refused = reply.status in (401, 403, 501)
-            return f"the server does not tell its client socket: {reply.error}" if refused else ""
-        if reply.user is None:
-            return "the kernel does not show that the server is on this host"
-        try:
-            path = str(_decode(reply.body.data)["client_socket"])
-        except (UnreadableMessage, KeyError, TypeError):
+            reasons.append(f"the server does not tell its client socket: {ex.message}")
             return ""
-        if not path.startswith("/") or "\0" in path:
-            return ""
-        return path, {0, os.geteuid(), reply.user}
+        if reply.user is not None:
+            owners.add(reply.user)
+        if reply.status in (401, 403, 501):
+            reasons.append(f"the server does not tell its client socket: {reply.error}")
+        elif reply.status == 200 and reply.user is None:
+            reasons.append("the kernel does not show that the server is on this host")
+        elif reply.status == 200:
+            try:
+                path = str(_decode(reply.body.data)["client_socket"])
+            except (UnreadableMessage, KeyError, TypeError):
+                return ""
+            return path if path.startswith("/") and "\0" not in path else ""
+        return ""
 
     def _host_pool(
         self, path: str, owners: Set[int] | None

@@ -12,6 +12,7 @@ from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.inference_error import LATE, InferenceError
 
 _FORMS = "a server's address is http://HOST:PORT, https://HOST:PORT or unix:/PATH"
+_USER = re.compile(r"(\w+://)?.*@", re.DOTALL)  # what an address may have before its host
 _LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
 _EXPIRED = 10  # codes of OpenSSL for certificates
 _UNKNOWN_AUTHORITY = (18, 19, 20, 21)
@@ -29,24 +30,32 @@ class ServerAddress:
     """
 
     def __init__(self, url: str, credentials: Credentials) -> None:
-        """Parse the address. Raise ValueError if the address has another form, if a file
-        of `credentials` cannot be used, or if `credentials` has files for TLS and the address is
-        http://."""
+        """Parse the address. Raise ValueError if the address has another form, or a user or
+        password, which the text does not repeat; if a file of `credentials` cannot be used, or if
+        `credentials` has files for TLS and the address is http://."""
         self.unix_path, self.prefix = "", ""
         self._host, self._port = "localhost", 80
         self._context: ssl.SSLContext | None = None
         if url.startswith("unix:"):
             self.unix_path = "/" + url.removeprefix("unix:").lstrip("/")
             return
-        parts = urllib.parse.urlsplit(url)
+        shown = _USER.sub(r"\1", url, count=1)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError:  # its text may have all of the address
+            raise ValueError(f"{_FORMS}, not {shown}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{_FORMS}, not {url}")
+            raise ValueError(f"{_FORMS}, not {shown}")
+        if "@" in parts.netloc:
+            place = f"{parts.scheme}://{parts.hostname}"
+            raise ValueError(f"{_FORMS}, without a user and a password: {place}")
         if parts.scheme == "https":
             self._context = credentials.context()
         elif credentials.ca or credentials.cert:
             raise ValueError(f"{'ca' if credentials.ca else 'cert'}: needs an address https://")
         self._host = parts.hostname
-        self._port = parts.port or (80 if self._context is None else 443)
+        self._port = port or (80 if self._context is None else 443)
         self.prefix = parts.path.rstrip("/")
 
     @property
@@ -81,17 +90,18 @@ class UnixConnection(http.client.HTTPConnection):
 
 @contextlib.contextmanager
 def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Close the connection on any exception. Make timeouts and lost connections InferenceError."""
+    """Close the connection on any exception. Make timeouts and lost connections InferenceError,
+    whose cause has no frames: a frame of http.client has the key among its local variables."""
     try:
         yield
     except TimeoutError as ex:
         connection.close()
-        raise InferenceError(0, LATE) from ex
+        raise InferenceError(0, LATE) from ex.with_traceback(None)
     except (OSError, http.client.HTTPException) as ex:
         connection.close()
         raise InferenceError(
             0, f"no answer from the server at {_place(connection)}: {_why(ex, connection.host)}"
-        ) from ex
+        ) from ex.with_traceback(None)
     except BaseException:  # e.g. KeyboardInterrupt: the rest of the response is still unread
         connection.close()
         raise

@@ -38,8 +38,8 @@ class Credentials:
         """Read the key: `key`, else the file's, else the environment's SHMSERVE_KEY. Raise
         ValueError if the key is malformed or its file cannot be read; the text has no key."""
         if key is None:
-            key = _read_key(key_file) if key_file else os.environ.get(KEY_VARIABLE, "")
-        self.key = Secret(key.strip())
+            key = _read_key(key_file) if key_file else Secret(os.environ.get(KEY_VARIABLE, ""))
+        self.key = key = Secret(key.strip())
         if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
             name = "key_file" if key_file else "key"
             raise ValueError(f"{name}: a key is one word of printable ASCII characters")
@@ -65,14 +65,12 @@ class Credentials:
         return context
 
 
-def _read_key(path: str | os.PathLike[str]) -> str:
+def _read_key(path: str | os.PathLike[str]) -> Secret:
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read(_MAX_KEY_BYTES)
+        with open(path, encoding="latin-1") as file:  # an error of decoding would have the bytes
+            return Secret(file.read(_MAX_KEY_BYTES))
     except OSError as ex:
         raise ValueError(f"key_file: cannot be read: {os.fspath(path)}: {ex.strerror}") from None
-    except UnicodeDecodeError:  # the exception has the file's bytes
-        raise ValueError("key_file: a key is one word of printable ASCII characters") from None
 
 
 def _unusable(name: str, path: str, ex: OSError, expected: str) -> str:

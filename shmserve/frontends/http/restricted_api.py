@@ -27,10 +27,11 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 class RouteRule(NamedTuple):
     """Category and action of a route. If `action` is None, reading is "use" and other methods have
-    the action of the category."""
+    the action of the category. `asks_itself`: the route checks the caller's right to the action."""
 
     category: Category
     action: Action | None = None
+    asks_itself: bool = False
 
     def action_of(self, method: str) -> Action:
         """Return the action of requests with a method."""
@@ -81,6 +82,8 @@ class Guard:
         action = rule.action_of(req.method)
         if action not in self._closed or (action == "use" and rule.category == "health"):
             return  # health probes have no key
+        if rule.asks_itself:
+            return
         self._access.check(action, caller_of(req.env))
         if key is not None and action != "use":
             # a kind of line for each key (`observe.line_limit`)

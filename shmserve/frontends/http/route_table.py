@@ -85,6 +85,7 @@ class Routes:
         suffix: str | None = None,
         action: Action | None = None,
         never_blocks: bool = False,
+        asks_itself: bool = False,
     ) -> None:
         """Add a route, such as ``/v2/models/{name}/infer``.
 
@@ -98,11 +99,13 @@ class Routes:
             never_blocks: for extensions: the responders wait for nothing but the `dispatcher` and
                 the request's body, and hand long work to `waiting.beside`. Such responders run on
                 the loop that serves all connections of the worker, which saves a thread.
+            asks_itself: the responders check the caller's right to the action.
 
         Raises:
             ValueError: the category does not exist, or the route exists already.
         """
-        self._guard.rules[template] = RouteRule(known(category, f"route {template}"), action)
+        known_category = known(category, f"route {template}")
+        self._guard.rules[template] = RouteRule(known_category, action, asks_itself)
         if self._blocking is not None and not never_blocks:
             resource = self._blocking.resource(resource)
         self._app.add_route(template, resource, suffix=suffix)

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from shmserve.client import InferenceError, tensors
-from shmserve.client.memory import device_arrays
+from shmserve.client.memory import device_arrays, shared_pools
+from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.output_sizes import DescribedModel, OutputSizes
 from shmserve.client.tensors import ClientTensor
 from shmserve.client.wire.client_connection import ControlConnection
-from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.http_transport import Reply, Transport
 from shmserve.errors import PeerDied
 from shmserve.tensor.dtypes import DATATYPES
 
@@ -109,6 +110,24 @@ def test_addresses(url: str) -> None:
         Transport(url, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://me:hidden@a:1/b", "https://a"),
+        ("http://hidden@a", "http://a"),
+        ("ftp://me:hidden@a", "ftp://a"),
+        ("me:hidden@a:8000", "a:8000"),
+        ("http://me:hidden/x@a", "http://a"),
+        ("http://me:hidden@a:port", "http://a:port"),
+        ("http://me:hidden\u2100@a", "http://a"),
+    ],
+)
+def test_addresses_with_a_password(url: str, place: str) -> None:
+    with pytest.raises(ValueError, match=f"address .*[ :]{place}$") as caught:
+        Transport(url, 1.0)
+    assert "hidden" not in str(caught.value)
+
+
 def test_a_client_socket_of_nobody_who_may_serve_it(tmp_path) -> None:
     place = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -116,6 +135,28 @@ def test_a_client_socket_of_nobody_who_may_serve_it(tmp_path) -> None:
         listener.listen()
         with pytest.raises(PeerDied, match="another user"):
             ControlConnection(place, {os.geteuid() + 1})
+
+
+@pytest.mark.parametrize(("status", "user"), [(200, 77), (404, 77), (404, None)])
+def test_who_may_serve_a_client_socket(tmp_path, monkeypatch, status, user) -> None:
+    tried: list[object] = []
+
+    def connect(path: str, owners: object) -> None:
+        tried.append((path, owners))
+        raise PeerDied("nobody")
+
+    monkeypatch.setattr(shared_pools, "ControlConnection", connect)
+    monkeypatch.delenv("SHMSERVE_CLIENT_SOCKET", raising=False)
+    transport = Transport(f"unix:{tmp_path}/http.sock", 1.0)
+    body = np.frombuffer(b'{"client_socket": "/told"}', np.uint8)
+    monkeypatch.setattr(transport, "request", lambda *_, **__: Reply(status, {}, body, user))
+    owners = {0, os.geteuid()} | ({user} if user else set())
+    SharedMemoryPools(transport, None, 1, 1).close()
+    told = [("/told", owners)] if status == 200 else []
+    assert tried == [*told, (f"{tmp_path}/client.sock", owners)]
+    tried.clear()
+    SharedMemoryPools(transport, "/named", 1, 1).close()
+    assert tried == [("/named", None)]
 
 
 def test_a_closed_client_asks_nothing() -> None:

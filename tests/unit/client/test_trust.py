@@ -1,5 +1,6 @@
 """Sentences for servers without a client's trust, or without the protocol."""
 
+import asyncio
 import contextlib
 import http.client
 import http.server
@@ -8,17 +9,19 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from shmserve.client import InferenceError
+from shmserve.client import InferenceError, aio, api
 from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.http_transport import Transport
 from tests.tls_files import make_certificates
 
 pytestmark = pytest.mark.needs("openssl")
+KEY = "shmk_hidden"
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,38 @@ def test_files_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="key: a key is one word"):
         Credentials("two\nwords")
+
+
+def shown(call: Callable[[], object], error: type[Exception]) -> str:
+    """Return a call's exception as a report with local variables shows the exception."""
+    with pytest.raises(error) as caught:
+        call()
+    # without the tests' own frames, which have the key
+    trace = caught.tb
+    while trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    report = traceback.TracebackException(error, caught.value, trace, capture_locals=True)
+    return "".join(report.format())
+
+
+def test_no_report_shows_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # reads nothing
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        transport = Transport(url, 0.2, Credentials(KEY))
+        large = [b"x" * (1 << 26)]
+        assert KEY not in shown(lambda: transport.request("POST", "/", body=large), InferenceError)
+    malformed = f"{KEY} \u00e9"
+    (tmp_path / "key").write_text(malformed)
+    assert KEY not in shown(lambda: Credentials(malformed), ValueError)
+    assert KEY not in shown(lambda: Credentials(key_file=tmp_path / "key"), ValueError)
+    assert KEY not in shown(lambda: api.connect("http://a", look_us=-1, key=KEY), ValueError)
+    assert KEY not in shown(lambda: asyncio.run(connected("ftp://a", KEY)), ValueError)
+    monkeypatch.setenv("SHMSERVE_KEY", malformed)
+    assert KEY not in shown(Credentials, ValueError)
+
+
+async def connected(url: str, key: str) -> None:
+    context = aio.connect(url, key=key)
+    del key
+    async with context:
+        pass

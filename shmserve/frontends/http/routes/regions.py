@@ -65,7 +65,6 @@ def _client_socket(regions: SharedMemory, settings: Settings, access: Access) ->
     place = _encode(ClientSocketPlace(rundir.client_socket(settings)))
 
     def tell(req: falcon.Request, resp: falcon.Response) -> None:
-        regions.require_on()
         caller = connected_caller(req.env)
         if caller.remote:
             raise PermissionDenied(
@@ -76,6 +75,7 @@ def _client_socket(regions: SharedMemory, settings: Settings, access: Access) ->
             access.check_client_socket("register", caller)
         except Unauthenticated as ex:  # another key would not help
             raise PermissionDenied(ex.message) from None
+        regions.require_on()
         resp.data = place
 
     return Get(tell)
@@ -84,7 +84,8 @@ def _client_socket(regions: SharedMemory, settings: Settings, access: Access) ->
 def add_routes(routes: Routes, regions: SharedMemory, settings: Settings, access: Access) -> None:
     """Add all routes of the extension, and the route of the client socket's path."""
     tell = _client_socket(regions, settings, access)
-    routes.add("shared-memory", "/shmserve/client-socket", tell, action="register")
+    where = "/shmserve/client-socket"
+    routes.add("shared-memory", where, tell, action="register", asks_itself=True)
     for kind in KINDS:
         for action in _ACTIONS:
             resource = RegionResource(kind, action, regions, settings)
