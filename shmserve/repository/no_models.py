@@ -63,7 +63,7 @@ def of_repository(directory: str) -> str:
 
 
 def sign_of_model(directory: str) -> str:
-    """Return a file by which a folder is a model's own folder; "" if there is none."""
+    """Return a file by which a folder is a model's own folder; "" without such a file."""
     files, folders = _listed(directory)
     inside = [f"{n}/{f}" for n in folders if n.isdigit() for f in _FILES.values()]
     signs = [CONFIG_FILE if CONFIG_FILE in files else "", _model_file(files)]
@@ -72,14 +72,14 @@ def sign_of_model(directory: str) -> str:
 
 
 def _model_file(files: list[str]) -> str:
-    """Return a file that a backend's model can be, those of a backend's own name first."""
+    """Return a possible model file of a backend, first by the backend's own file name."""
     named = [file for file in _FILES.values() if file in files]
     others = [f for f in files if os.path.splitext(f)[1] in (".onnx", ".pt")]
     return next(iter([*named, *others]), "")
 
 
 def _listed(directory: str) -> tuple[list[str], list[str]]:
-    """Return the sorted names of files and of visible folders; none if they cannot be read."""
+    """Return the sorted names of files and of visible folders; empty if unreadable."""
     files, folders = [], []
     try:
         with os.scandir(directory) as entries:

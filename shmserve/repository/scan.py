@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_FILES = 10_000  # files that are looked at in one model
 _DEPTH = 6
-_MOST_SKIPPED = 8  # folders without a model that are named or explained
+_MOST_SKIPPED = 8  # named or explained folders without a model
 
 
 class ScanResult(Struct, frozen=True):

@@ -29,6 +29,7 @@ from shmserve.core.stats.counter_pages import (
     add_each,
     is_page,
 )
+from shmserve.core.stats.executor_counters import OTHER_SIZES
 
 
 class Reason(IntEnum):
@@ -65,7 +66,8 @@ OTHER_KEYS = "(other)"
 _KEY_WORDS = 10  # length in bytes of the name, the name, requests
 _KEY_BYTES = (_KEY_WORDS - 2) * 8
 _KEY_COUNT = _KEY_WORDS - 1
-BATCH = ("last_ms", "requests", "input_ns", "infer_ns", "output_ns")
+BATCH = ("last_ms", "requests", "elements", "input_ns", "infer_ns", "output_ns")
+_MAX_SIZES = 16  # batch sizes of an ensemble with rows of their own, per frontend
 _BATCH_WORDS = _NAME_WORDS + 1 + len(BATCH)  # "name/version/size", the size, the values
 _ROWS_WORDS = ROW_WORDS + _KEY_WORDS + _BATCH_WORDS  # one row of each kind
 assert _CACHE + len(CACHE) <= ROW_WORDS
@@ -74,7 +76,8 @@ assert _CACHE + len(CACHE) <= ROW_WORDS
 class RequestCounts(Struct, array_like=True):
     """Sums over frontends. `buckets`: histogram of the times of answered requests. `in_flight`:
     requests with executors now; 0 for ended frontends. `cache`: counts of cache look-ups, by
-    `CACHE`. `batches`: for ensembles, batch elements -> values of the requests, by `BATCH`."""
+    `CACHE`. `batches`: for ensembles, batch elements -> values of the requests, by `BATCH`;
+    `OTHER_SIZES`: all sizes without a row."""
 
     succeeded: int = 0
     success_ns: int = 0
@@ -145,6 +148,7 @@ class RequestCounters:
         self._batches: _NamedRows[tuple[str, str, int]] = _NamedRows(
             first_key + self._limit * _KEY_WORDS, _BATCH_WORDS, _NAME_BYTES, BATCHES_WORD
         )
+        self._sizes: dict[tuple[str, str], int] = {}  # number of rows for batch sizes, by ensemble
         words[ROWS_WORD] = words[KEYS_WORD] = words[BATCHES_WORD] = 1
         words[MODELS_WORD] = self._limit
         words[0] = MAGIC
@@ -183,13 +187,27 @@ class RequestCounters:
 
     def ran(self, model: str, version: str, size: int, values: Sequence[int]) -> None:
         """Count an ensemble's run for a request of `size` batch elements. `values`: by `BATCH`."""
-        key, rows = (model, version, size), self._batches
-        at = rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}/{size}")
+        places = self._batches.places
+        at = places.get((model, version, size)) or self._batch_row(model, version, size)
         at += _NAME_WORDS
-        self._words[at] = size
         self._words[at + 1] = values[0]
         for index, value in enumerate(values[1:], at + 2):
             self._words[index] += value
+
+    def _batch_row(self, model: str, version: str, size: int) -> int:
+        """Return a new row for a batch size. The first row of an ensemble is for all sizes without
+        a row, so an ensemble with many sizes loses no run, and takes no row of another ensemble."""
+        rows, sizes = self._batches, self._sizes
+        known = sizes.get((model, version))
+        if known is None:
+            sizes[model, version] = known = 0
+            self._new_row(rows, (model, version, OTHER_SIZES), f"{model}/{version}/")
+        if size and known < _MAX_SIZES and len(rows.places) < self._limit // 2:
+            sizes[model, version] = known + 1
+            at = self._new_row(rows, (model, version, size), f"{model}/{version}/{size}")
+            self._words[at + _NAME_WORDS] = size
+            return at
+        return rows.places.get((model, version, OTHER_SIZES), rows.first)
 
     def show_in_flight(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Set the number of requests with executors now, by model version. Model versions not in
@@ -252,7 +270,9 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
         name, _ = _name(words, at)
         model, _, version = name.rpartition("/")
         size, *values = words[at + _NAME_WORDS : at + _BATCH_WORDS]
-        counts = RequestCounts(batches={size: values})
+        if not any(values):
+            continue
+        counts = RequestCounts(batches={size or OTHER_SIZES: values})
         rows_by_model.setdefault((model, version), RequestCounts()).add(counts)
     return rows_by_model
 

@@ -117,7 +117,8 @@ class RequestCounting:
     def ran(self, entry: ModelEntry, batch: int, receipt: Receipt) -> None:
         """Count an answered run of an ensemble on `batch` elements, with the times of its steps."""
         infer_ns = receipt.compute_ns - receipt.input_ns - receipt.output_ns
-        values = (time_ns() // 1_000_000, 1, receipt.input_ns, infer_ns, receipt.output_ns)
+        now_ms = time_ns() // 1_000_000
+        values = (now_ms, 1, batch, receipt.input_ns, infer_ns, receipt.output_ns)
         with self._lock:
             self._counters.ran(entry.spec.name, entry.spec.version, batch, values)
 

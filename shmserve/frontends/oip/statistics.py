@@ -77,9 +77,11 @@ def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str,
 def _runs_of_ensemble(requests: RequestCounts) -> ExecutorCounts:
     """Return an ensemble's runs, with the times of their steps, in the form of an executor's."""
     runs = ExecutorCounts()
-    for size, (last_ms, *values) in requests.batches.items():
+    for size, (last_ms, count, elements, *times) in requests.batches.items():
         runs.last_inference_ms = max(runs.last_inference_ms, last_ms)
-        runs.add_batches(size, values)
+        runs.add_batches(size, [count, *times])
+        if size == OTHER_SIZES:
+            runs.inferences += elements
     runs.requests = runs.executions
     return runs
 

@@ -126,17 +126,18 @@ def test_statistics_of_an_ensemble_are_sums_over_its_runs(client: Client) -> Non
     client.dispatcher.put(msgspec.structs.replace(spec, name="e", steps=(step,)), ModelState.READY)
     model = ModelReport("e", "1")
     for role, last_ms in (("http", 7), ("grpc", 9)):
-        batches = {4: [last_ms, 2, 10, 20, 30], 1: [5, 1, 1, 2, 3]}
-        model.requests[role] = RequestCounts(succeeded=3, batches=batches)
+        batches = {4: [last_ms, 2, 8, 10, 20, 30], 1: [5, 1, 1, 1, 2, 3]}
+        batches[OTHER_SIZES] = [6, 1, 70, 0, 0, 0]
+        model.requests[role] = RequestCounts(succeeded=4, batches=batches)
     client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), models=(model,))
     (stats,) = client.get("/v2/models/e/stats").json["model_stats"]
     assert (stats["last_inference"], stats["execution_count"], stats["inference_count"]) == (
         9,
-        6,
-        18,
+        8,
+        158,
     )
-    assert stats["inference_stats"]["queue"] == {"count": 6, "ns": 0}
-    assert stats["inference_stats"]["compute_infer"] == {"count": 6, "ns": 44}
+    assert stats["inference_stats"]["queue"] == {"count": 8, "ns": 0}
+    assert stats["inference_stats"]["compute_infer"] == {"count": 8, "ns": 44}
     assert [row["batch_size"] for row in stats["batch_stats"]] == [1, 4]
     assert stats["batch_stats"][1] == {
         "batch_size": 4,
