@@ -26,6 +26,9 @@ MAX_LABEL_BYTES = 16 << 20
 
 # No leading zeros: "1" and "01" would be the same version
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_NO_TENSORS = (
+    " (a TorchScript model does not tell its tensors: write backend, input and output there)"
+)
 
 
 class ModelFolder(Struct, frozen=True):
@@ -93,7 +96,11 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
             specs.append(spec)
             groups[spec.version] = own
     if not specs and not failures:
-        raise ConfigError(f"model '{name}': no version folder (a positive number) is there")
+        files = (k.model_file for k in BUILT_IN.values() if k.model_file)
+        found = next((f for f in files if os.path.exists(os.path.join(directory, f))), "")
+        remedy = f": move {found} to 1/{found}" if found else ""
+        text = f"model '{name}': no version folder (a positive number) is there{remedy}"
+        raise ConfigError(text)
     return ModelFolder(name, directory, config, tuple(specs), failures, groups)
 
 
@@ -142,7 +149,7 @@ def _config(
     if os.path.lexists(path):
         text = text_files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
     elif guess is None or not guess.kind.config_optional:
-        hint = " (a TorchScript model does not tell its tensors)" if backend == "pytorch" else ""
+        hint = _NO_TENSORS if backend == "pytorch" else ""
         raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{hint}")
     return model_config.parse(text, name, backend, kinds)
 

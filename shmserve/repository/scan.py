@@ -40,8 +40,8 @@ def scan(paths: Sequence[str]) -> ScanResult:
     candidates = _candidates(by_name)
     if skipped := [printable(name) for name in sorted(by_name.keys() - candidates.keys())]:
         more = f" and {len(skipped) - _MOST_SKIPPED} more" if len(skipped) > _MOST_SKIPPED else ""
-        what = "skipped folders without a version and config.pbtxt: %s%s"
-        _log.info(what, ", ".join(skipped[:_MOST_SKIPPED]), more)
+        what = "skipped folders without a version and config.pbtxt: %s%s (%s says more)"
+        _log.info(what, ", ".join(skipped[:_MOST_SKIPPED]), more, "`shmserve check`")
     failures.update(absent(paths))
     for name, directories in sorted(candidates.items()):
         try:

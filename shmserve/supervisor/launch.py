@@ -312,7 +312,12 @@ def begin(settings: Settings, http: Iterable[str] = ()) -> None:
 
 
 def _grpc_addresses(settings: Settings) -> list[str]:
-    """Return the addresses at which clients reach gRPC."""
+    """Return the addresses at which clients reach gRPC, and a remark if they speak TLS."""
+    addresses = _plain_grpc_addresses(settings)
+    return [*addresses, "(TLS)"] if addresses and settings.grpc_tls_cert else addresses
+
+
+def _plain_grpc_addresses(settings: Settings) -> list[str]:
     if not _state.grpc_fds:
         return list(settings.grpc_bind) if settings.grpc_processes else []
     addresses = []

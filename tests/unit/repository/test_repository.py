@@ -92,6 +92,7 @@ def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(tmp_path, c
     assert found.failures == {}
     assert caplog.messages == [
         "skipped folders without a version and config.pbtxt: __pycache__, new, notes"
+        " (`shmserve check` says more)"
     ]
     assert repository.names([str(tmp_path)]) == ["a"] == list(repository.survey([str(tmp_path)]))
     with pytest.raises(ConfigError, match=r"config.pbtxt is missing"):
@@ -144,7 +145,10 @@ def test_only_positive_numbers_are_versions(tmp_path) -> None:
 
 def test_no_version_at_all(tmp_path) -> None:
     folder = make(tmp_path, "a", versions="")
-    with pytest.raises(ConfigError, match="no version folder"):
+    with pytest.raises(ConfigError, match=r"no version folder .a positive number. is there$"):
+        repository.read_folder(str(folder))
+    (folder / "model.py").touch()
+    with pytest.raises(ConfigError, match=r"is there: move model.py to 1/model.py$"):
         repository.read_folder(str(folder))
 
 
