@@ -153,13 +153,13 @@ class Call(CallScope):
                 if answer.final:
                     return
                 owed += 1
-                # Outputs forwarded to other executors have come back to the pool.
-                back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
-                if cancellation is not None and cancellation.requested:
-                    pass  # without credit, the model sends no further answers
-                elif 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
-                    attempt.acknowledge(owed, (*self._held, *back))
-                    self._held, self._held_bytes, owed = [], 0, 0
+                # Without credit, the model of a cancelled call sends no further answers.
+                if cancellation is None or not cancellation.requested:
+                    # Outputs forwarded to other executors have come back to the pool.
+                    back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
+                    if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
+                        attempt.acknowledge(owed, (*self._held, *back))
+                        self._held, self._held_bytes, owed = [], 0, 0
                 due_ns, late = time.monotonic_ns() + int(limits.answer_s * 1e9), overdue
                 if settings.stream_timeout_s and ends_ns < due_ns:
                     due_ns, late = ends_ns, "the stream took longer than stream_timeout_s"

@@ -100,9 +100,9 @@ class TlsTransport:
         if self._shaken:
             return
         if not self._greeted:
-            self._greeted = True
             if plain_http.is_plain(socket.socket.recv(self._tls, 1, socket.MSG_PEEK)):
                 self._refuse_plain()
+            self._greeted = True
         self._tls.do_handshake()
         if self._tls.selected_alpn_protocol() != _PROTOCOL:
             raise ConnectionAbortedError("the client does not speak HTTP/2")
