@@ -1,11 +1,11 @@
 """Memory bounds: finds executors that use more memory than their model may use. Pure.
 
-Anonymous memory counts: what a process has written. Files that a process maps do not, because the
-system takes their pages away if memory is short, and reads them again.
+Anonymous memory counts: pages that a process has written. Mapped files do not count, because the
+system drops their pages if memory is short, and reads the files again.
 
-A page that several processes have since a fork counts for each of them in part. Counting these
-parts walks the page tables, which takes some 5 ms for each GiB, while the number of pages is always
-known. So the parts are counted only if the number of pages exceeds the bound, or is unknown.
+A page that several processes share since a fork counts for each process in part. Counting parts
+walks the page tables, which takes some 5 ms for each GiB, while the number of pages is mostly
+known. So parts are counted only if the number of pages exceeds the bound, or is unknown.
 
 An executor that works or loads its model is measured at each look, other executors at every fifth
 look. The coordinator looks once a second.
@@ -24,7 +24,7 @@ class MemoryBounds:
     """Memory of all executors whose model has a bound.
 
     `whole`: measures all pages of a process in full. `proportional`: measures the same pages, each
-    divided by the number of processes that have the page.
+    divided by the number of processes with the page.
     """
 
     def __init__(self, whole: Measure, proportional: Measure) -> None:

@@ -2,8 +2,8 @@
 
 A request fails alone if the cause is known to be that request: unreadable client memory, an error
 response for this request, an output too large for its window. An exception from the backend fails
-the whole batch. If such a batch was one tensor and its requests want different outputs, an output
-that only one of them wants may be the cause: each request then runs again, alone.
+the whole batch. If the requests of a failed batch share a tensor and want different outputs, an
+output of a single request may be the cause: each request then runs again, alone.
 
 Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
 inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each
@@ -152,7 +152,7 @@ class BatchRunner(Struct, eq=False):
         with self._model_runs:
             members = self._run(batch, now_ns)
             runs = [members]
-            if self._wants_decide(members):
+            if self._should_part(members):
                 runs = [[self._run_alone(member)] for member in members]
         for run in runs:
             self._count_run(run)
@@ -170,9 +170,8 @@ class BatchRunner(Struct, eq=False):
             if not member.rescheduled:
                 self._statistics.finished(member.answer.timing)
 
-    def _wants_decide(self, members: list[BatchMember]) -> bool:
-        """Return True if a batch in one tensor has failed, and the requests want different
-        outputs."""
+    def _should_part(self, members: list[BatchMember]) -> bool:
+        """Return True if a gathered batch has failed, and its requests want different outputs."""
         if not all(member.has_failed for member in members):
             return False
         config, outputs = self._workspace.spec.config, self._workspace.outputs
@@ -182,7 +181,7 @@ class BatchRunner(Struct, eq=False):
         return len({frozenset(member.message.outputs or outputs) for member in members}) > 1
 
     def _run_alone(self, member: BatchMember) -> BatchMember:
-        """Run a request of a failed batch again, unless nobody waits for the answer."""
+        """Run a request of a failed batch again, unless the request has been cancelled."""
         connection, message = member.connection, member.message
         if self._is_cancelled(connection, message.request):
             return member

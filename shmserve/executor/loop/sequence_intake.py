@@ -135,8 +135,8 @@ class SequenceIntake:
         )
 
     def _kind(self, message: Execute) -> Hashable:
-        """Return what all steps of a run have in common. In one tensor, an output that only one
-        step wants could fail the others, and no step may run twice."""
+        """Return a value that all steps of a run have in common. In a shared tensor, an output of
+        a single step could fail all steps, and no step may run twice."""
         kind = batch_kind(message, self._ragged)
         if not self._backend.stacks:
             return kind
