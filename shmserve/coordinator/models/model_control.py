@@ -23,7 +23,7 @@ from shmserve.config import Settings
 from shmserve.coordinator.models.control_request import ControlRequest, Stage
 from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import ModelReader, RepositoryJobs
-from shmserve.coordinator.models.repository_watch import Look, RepositoryWatch
+from shmserve.coordinator.models.repository_watch import RepositoryLook, RepositoryWatch
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
@@ -331,7 +331,7 @@ class ModelControl:
             if serving is not None and not serving.overrides and name not in self._queues:
                 self._queues[name] = deque([ControlRequest(name, True, implied=model.implied)])
 
-    def _surveyed(self, look: Look | Exception) -> None:
+    def _surveyed(self, look: RepositoryLook | Exception) -> None:
         """Compare the repository with the loaded models: load new and changed models, unload
         removed models."""
         now, tried = time.monotonic(), self._jobs.tried

@@ -2,7 +2,7 @@
 
 Programs write files in steps. So a changed model is loaded once two looks in a row have found the
 same files. The second look follows soon after the first. A model whose folder never comes to rest
-is loaded all the same. A model that changes again during its own load waits longer before each
+is loaded all the same. A model with changes during each load waits longer before each
 further load. Pure: no clock, no files.
 """
 
@@ -19,13 +19,13 @@ _log = logging.getLogger(__name__)
 
 _SETTLE_S = 0.15  # from the first look with a change to the next look
 _REST_S = 5.0  # after this time a change is loaded even if the folder still changes
-_LONGEST_S = 60.0  # longest wait of a model that changes during its loads
+_LONGEST_S = 60.0  # longest wait of a model with changes during loads
 _RETRY_S = 15.0  # from a failed look to the next, at most
 _SHARE = 10  # looks take a tenth of the time, unless the pauses grew longer than _PAUSE_S
 _PAUSE_S = 60.0
 
 
-class Look(Struct, frozen=True):
+class RepositoryLook(Struct, frozen=True):
     """Fingerprints of all models of the repository, and how long the look took."""
 
     marks: Mapping[str, str]
@@ -40,9 +40,9 @@ class RepositoryWatch(Struct):
     due: float
     _begun_at: float = -inf  # of the look under way; -inf: none
     _found: dict[str, str] = {}  # changes of the previous look
-    _since: dict[str, float] = {}  # times when these changes were first seen
-    _loads: dict[str, float] = {}  # ends of loads with no look after them; inf: still loading
-    _waits: dict[str, float] = {}  # waits of models that changed during their loads
+    _since: dict[str, float] = {}  # times of the first look at each change
+    _loads: dict[str, float] = {}  # ends of loads without a later look; inf: still loading
+    _waits: dict[str, float] = {}  # waits of models with changes during loads
     _warned: set[str] = set()
 
     @property
@@ -69,15 +69,20 @@ class RepositoryWatch(Struct):
             self.due = min(self.due, now)
 
     def end(
-        self, look: Look, tried: Mapping[str, str], known: Set[str], busy: Set[str], now: float
+        self,
+        look: RepositoryLook,
+        tried: Mapping[str, str],
+        known: Set[str],
+        busy: Set[str],
+        now: float,
     ) -> dict[str, str]:
         """End a look. Return models whose changes are settled, with their marks; "": removed.
 
         Args:
-            look: what the look has found.
+            look: result of the look.
             tried: fingerprints of the latest load of each model, failed loads included.
             known: models with a load, failed loads included.
-            busy: models with requests under way, whose changes wait.
+            busy: models with requests under way: changes wait.
             now: the time.
         """
         changes = dict.fromkeys(known - look.marks.keys(), "")
@@ -111,7 +116,7 @@ class RepositoryWatch(Struct):
         return self._since[name] + self._waits.get(name, 0.0)
 
     def _judge_loads(self, changes: Mapping[str, str]) -> None:
-        """Have models wait that have changed during their loads; end the waits of others."""
+        """Lengthen waits of models with changes during loads; end other waits."""
         for name, ended_at in list(self._loads.items()):
             if name in changes:
                 self._waits[name] = min(2 * self._waits.get(name, 0.5), _LONGEST_S)

@@ -5,18 +5,18 @@ from math import inf
 
 import pytest
 
-from shmserve.coordinator.models.repository_watch import Look, RepositoryWatch
+from shmserve.coordinator.models.repository_watch import RepositoryLook, RepositoryWatch
 
 KNOWN = {"m", "old"}
 TRIED = {"m": "1", "old": "1"}
 
 
 def look(watch: RepositoryWatch, marks: dict[str, str], took_s: float = 0.0) -> dict[str, str]:
-    """Look when due; return what is settled."""
+    """RepositoryLook when due; return what is settled."""
     begun = watch.next_look
     watch.begin(begun)
     assert watch.next_look == inf
-    return watch.end(Look(marks, took_s), TRIED, KNOWN, set(), begun + took_s)
+    return watch.end(RepositoryLook(marks, took_s), TRIED, KNOWN, set(), begun + took_s)
 
 
 def test_a_change_is_settled_once_two_looks_have_found_it() -> None:
@@ -59,7 +59,7 @@ def test_without_an_interval_a_look_comes_when_asked_for() -> None:
     watch.ask(5.0)
     watch.begin(watch.next_look)
     watch.ask(5.5)
-    assert watch.end(Look({"m": "2", "old": "1"}), TRIED, KNOWN, set(), 5.5) == {}
+    assert watch.end(RepositoryLook({"m": "2", "old": "1"}), TRIED, KNOWN, set(), 5.5) == {}
     assert look(watch, {"m": "2", "old": "1"}) == {"m": "2"}
     assert watch.next_look == inf
     watch.ask(7.0)
@@ -105,14 +105,16 @@ def test_a_slow_look_stops_looks_for_a_bounded_time() -> None:
     watch.fail(720.0)
     assert watch.next_look == 735.0
     watch.begin(735.0)
-    watch.end(Look(TRIED, 0.1), TRIED, KNOWN, set(), 780.0)  # the look had to wait for its turn
+    watch.end(
+        RepositoryLook(TRIED, 0.1), TRIED, KNOWN, set(), 780.0
+    )  # the look had to wait for its turn
     assert watch.next_look == pytest.approx(780.9)
 
 
 def test_a_change_of_a_busy_model_is_looked_at_again_after_its_requests() -> None:
     watch, marks = RepositoryWatch(inf, 0.0), {"m": "2", "old": "1"}
     watch.begin(0.0)
-    assert watch.end(Look(marks), TRIED, KNOWN, {"m"}, 0.0) == {}
+    assert watch.end(RepositoryLook(marks), TRIED, KNOWN, {"m"}, 0.0) == {}
     assert watch.next_look == inf
     watch.loaded("m", 9.0)
     assert watch.next_look == 9.0
