@@ -4,6 +4,7 @@ Such models are laid out in the run directory in a repository's form, for all re
 repositories. The master lays the models out; the coordinator keeps copies of text files up to date.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,10 @@ import msgspec
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
+from shmserve.log_fields import log_fields
+
+_log = logging.getLogger(__name__)
+_logged: set[str] = set()  # files that could not be copied
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _TEXTS = (".pbtxt", ".txt")  # configuration and labels
@@ -60,36 +65,66 @@ def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
 
 
 def _link(path: str, place: str) -> None:
-    with os.scandir(path) as listing:
-        entries = list(listing)
-    if any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries):
+    if _has_versions(path):
         os.symlink(path, place)
         return
     os.mkdir(place, 0o700)
     os.symlink(path, os.path.join(place, "1"))
-    _copy_texts(path, place)
+    for problem in _copy_texts(path, place):
+        raise problem
+
+
+def _has_versions(path: str) -> bool:
+    with os.scandir(path) as listing:
+        return any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in listing)
 
 
 def refresh(run_dir: str) -> None:
-    """Copy text files of laid-out models without version folders again, if they have changed."""
+    """Bring laid-out models up to date: copy changed text files again, and lay out anew a model
+    that has got, or has lost, its version folders."""
     root = model_places.single_dir_in(run_dir)
     for name in os.listdir(root) if os.path.isdir(root) else ():
         place = os.path.join(root, name)
-        with suppress(OSError):  # a folder that cannot be read now keeps its copies
-            if not os.path.islink(place):
-                _copy_texts(os.path.join(place, "1"), place)
+        with suppress(OSError):  # a folder that cannot be read now keeps its layout and copies
+            linked = os.path.islink(place)
+            path = os.readlink(place if linked else os.path.join(place, "1"))
+            if _has_versions(path) != linked:
+                _link_anew(path, place, run_dir)
+            elif not linked:
+                _log_once(_copy_texts(path, place))
 
 
-def _copy_texts(source: str, place: str) -> None:
+def _link_anew(path: str, place: str, run_dir: str) -> None:
+    with TemporaryDirectory(prefix="single-", dir=run_dir) as folder:
+        fresh = os.path.join(folder, "fresh")
+        _link(path, fresh)
+        os.rename(place, os.path.join(folder, "old"))
+        os.rename(fresh, place)
+
+
+def _log_once(problems: list[OSError]) -> None:
+    for ex in problems:
+        if ex.filename not in _logged:
+            _logged.add(ex.filename)
+            fields = log_fields(file=str(ex.filename), reason=ex.strerror or "")
+            _log.warning("a model's text file cannot be copied, the old copy stays", extra=fields)
+
+
+def _copy_texts(source: str, place: str) -> list[OSError]:
     """Make the text files in `place` equal to those in `source`, with their times: by its files'
-    times a changed model is known."""
+    times a changed model is known. Return why some cannot be copied."""
     found, copies = _texts(source), _texts(place)
+    problems = []
     for name in copies.keys() - found.keys():
         os.unlink(os.path.join(place, name))
     for name, (size, time_ns) in found.items():
         if copies.get(name) != (size, time_ns):
-            copy = shutil.copyfile(os.path.join(source, name), os.path.join(place, name))
-            os.utime(copy, ns=(time_ns, time_ns))
+            try:
+                copy = shutil.copyfile(os.path.join(source, name), os.path.join(place, name))
+                os.utime(copy, ns=(time_ns, time_ns))
+            except OSError as ex:
+                problems.append(ex)
+    return problems
 
 
 def _texts(folder: str) -> dict[str, tuple[int, int]]:

@@ -23,7 +23,7 @@ from shmserve.config import Settings
 from shmserve.coordinator.models.control_request import ControlRequest, Stage
 from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import ModelReader, RepositoryJobs
-from shmserve.coordinator.models.repository_watch import RepositoryWatch
+from shmserve.coordinator.models.repository_watch import RepositoryLook, RepositoryWatch
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
@@ -156,6 +156,7 @@ class ModelControl:
                 self._unload_steps(steps, now)
                 self._finish(request)
         del self._queues[name]
+        self._watch.loaded(name, now)
 
     def _fetched(self, request: ControlRequest, message: wire.ModelsFetched) -> None:
         """Go on once the fetcher is done. If the store could not be reached, an older copy in the
@@ -330,18 +331,16 @@ class ModelControl:
             if serving is not None and not serving.overrides and name not in self._queues:
                 self._queues[name] = deque([ControlRequest(name, True, implied=model.implied)])
 
-    def _surveyed(self, fingerprints: dict[str, str] | Exception) -> None:
+    def _surveyed(self, look: RepositoryLook | Exception) -> None:
         """Compare the repository with the loaded models: load new and changed models, unload
         removed models."""
         now, tried = time.monotonic(), self._jobs.tried
-        if isinstance(fingerprints, Exception):
+        if isinstance(look, Exception):
             self._watch.fail(now)
             return
         known = {n for n, m in self._reconciler.models.by_name.items() if not m.removed}
         known |= {name.split("/")[0] for name in self._reconciler.failures}
-        for name, mark in self._watch.end(fingerprints, tried, known, now).items():
-            if name in self._queues:
-                continue  # the next looks find the change again
+        for name, mark in self._watch.end(look, tried, known, self._queues.keys(), now).items():
             tried.pop(name, None)
             if mark:
                 tried[name] = mark

@@ -7,6 +7,7 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from shmserve import single_models
 from shmserve.coordinator.models.desired_models import Library, Version, split
+from shmserve.coordinator.models.repository_watch import RepositoryLook
 from shmserve.errors import Code, ConfigError, ShmserveError
 from shmserve.transport import rundir
 
@@ -95,13 +97,14 @@ class RepositoryJobs(Struct, frozen=True):
         client can cause are part of the result. Return False if too many jobs wait."""
         return self._background.submit(functools.partial(self._read, name, overrides), done)
 
-    def survey(self, done: Callable[[dict[str, str] | Exception], None]) -> bool:
+    def survey(self, done: Callable[[RepositoryLook | Exception], None]) -> bool:
         """Get the fingerprints of all models. Return False if too many jobs wait."""
         return self._background.submit(self._survey, done)
 
-    def _survey(self) -> dict[str, str]:
+    def _survey(self) -> RepositoryLook:
+        begun = time.monotonic()
         single_models.refresh(self._run_dir)
-        return self._library.survey(self._paths)
+        return RepositoryLook(self._library.survey(self._paths), time.monotonic() - begun)
 
     def remove(self, overrides: str) -> None:
         """Remove overrides that no revision uses."""

@@ -4,6 +4,7 @@ second.
 Measured on 2 cores, shared: 0.5 ms a second for 60 idle executors, 2 ms if all work.
 """
 
+import logging
 from collections.abc import Callable
 
 from shmserve.coordinator.stats.counter_totals import CounterReading
@@ -12,6 +13,8 @@ from shmserve.core.control.memory_bounds import MAX_MEMORY, MemoryBounds
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.observe import usage
 from shmserve.settings import kinds
+
+_log = logging.getLogger(__name__)
 
 Read = Callable[[str], CounterReading | None]
 
@@ -23,7 +26,8 @@ class MemoryWatch:
     def __init__(self, reconciler: Reconciler, read: Read) -> None:
         self._reconciler = reconciler
         self._read = read
-        self._bounds = MemoryBounds(usage.mapped_memory, usage.proportional_memory)
+        self._bounds = MemoryBounds(usage.anonymous_memory, usage.proportional_memory)
+        self._is_told = False
         self._readings: dict[str, CounterReading | None] = {}
 
     def looked(self, process: str, loaded: bool = False) -> str:
@@ -40,6 +44,8 @@ class MemoryWatch:
             return ""
         works = loaded or record.state is State.LOADING or self._works(process)
         used = self._bounds.looked(process, linked.pid, bound, works)
+        if used is None:
+            self._tell_unknown(linked.pid)
         if not used:
             return ""
         return f"the model used more than its max_memory of {text}: {used / kinds.MIB:.0f} MiB"
@@ -47,6 +53,17 @@ class MemoryWatch:
     def gone(self, process: str) -> None:
         self._readings.pop(process, None)
         self._bounds.gone(process)
+
+    def _tell_unknown(self, pid: int) -> None:
+        """Log, once, that no bound can be held, unless this process has ended."""
+        process = usage.of_process(pid)
+        if self._is_told or process is None or not process.resident:
+            return
+        self._is_told = True
+        _log.warning(
+            "max_memory cannot be held: the system does not tell the anonymous memory of processes"
+            " (RssAnon in /proc/PID/status, Anonymous in /proc/PID/smaps_rollup)"
+        )
 
     def _works(self, process: str) -> bool:
         """Return True if the executor has a request, or had one since the last look."""

@@ -1,61 +1,51 @@
 """Memory bounds: finds executors that use more memory than their model may use. Pure.
 
-A page that several processes map counts for each of them in part. Counting these parts walks the
-page tables, which takes some 5 ms for each GiB, while the number of mapped pages is always known.
-So the parts are counted only if the mapped pages, less the other processes' parts at the last
-count, exceed the bound. Between two counts the executor must have grown.
+Anonymous memory counts: pages that a process has written. Mapped files do not count, because the
+system drops their pages if memory is short, and reads the files again.
+
+A page that several processes share since a fork counts for each process in part. Counting parts
+walks the page tables, which takes some 5 ms for each GiB, while the number of pages is mostly
+known. So parts are counted only if the number of pages exceeds the bound, or is unknown.
 
 An executor that works or loads its model is measured at each look, other executors at every fifth
 look. The coordinator looks once a second.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 MAX_MEMORY = "max_memory"  # parameter of config.pbtxt
 
 _IDLE_LOOKS = 5
 
-Measure = Callable[[int], int | None]  # pid -> bytes, None if the process has ended
-
-
-@dataclass(slots=True)
-class _Watched:
-    """Executor with a bound. `looks`: since the last measurement. `shared`: bytes of its pages
-    that belonged to other processes, by the last count."""
-
-    looks: int = 0
-    shared: int = 0
+Measure = Callable[[int], int | None]  # pid -> bytes, None if unknown
 
 
 class MemoryBounds:
     """Memory of all executors whose model has a bound.
 
-    `mapped`: measures all pages of a process in full. `proportional`: measures the same pages, each
-    divided by the number of processes that map the page.
+    `whole`: measures all pages of a process in full. `proportional`: measures the same pages, each
+    divided by the number of processes with the page.
     """
 
-    def __init__(self, mapped: Measure, proportional: Measure) -> None:
-        self._mapped = mapped
+    def __init__(self, whole: Measure, proportional: Measure) -> None:
+        self._whole = whole
         self._proportional = proportional
-        self._watched: dict[str, _Watched] = {}
+        self._looks: dict[str, int] = {}  # since the last measurement, by process
 
-    def looked(self, process: str, pid: int, bound: int, works: bool) -> int:
-        """Look at an executor. Return the used bytes if they exceed the bound, else 0."""
-        watched = self._watched.setdefault(process, _Watched())
-        watched.looks += 1
-        if not works and watched.looks < _IDLE_LOOKS:
+    def looked(self, process: str, pid: int, bound: int, works: bool) -> int | None:
+        """Look at an executor. Return the used bytes if they exceed the bound, else 0. Return None
+        if the use is unknown."""
+        looks = self._looks.get(process, 0) + 1
+        is_due = works or looks >= _IDLE_LOOKS
+        self._looks[process] = 0 if is_due else looks
+        if not is_due:
             return 0
-        watched.looks = 0
-        mapped = self._mapped(pid)
-        if mapped is None or mapped - watched.shared <= bound:
+        whole = self._whole(pid)
+        if whole is not None and whole <= bound:
             return 0
         used = self._proportional(pid)
-        if used is None:
-            return 0
-        watched.shared = mapped - used
-        return used if used > bound else 0
+        return used if used is None or used > bound else 0
 
     def gone(self, process: str) -> None:
         """Forget a process without a link."""
-        self._watched.pop(process, None)
+        self._looks.pop(process, None)

@@ -2,7 +2,8 @@
 
 A request fails alone if the cause is known to be that request: unreadable client memory, an error
 response for this request, an output too large for its window. An exception from the backend fails
-the whole batch.
+the whole batch. If the requests of a failed batch share a tensor and want different outputs, an
+output of a single request may be the cause: each request then runs again, alone.
 
 Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
 inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each
@@ -150,17 +151,41 @@ class BatchRunner(Struct, eq=False):
         """Run requests together."""
         with self._model_runs:
             members = self._run(batch, now_ns)
+            runs = [members]
+            if self._should_part(members):
+                runs = [[self._run_alone(member)] for member in members]
+        for run in runs:
+            self._count_run(run)
+        return [member for run in runs for member in run]
+
+    def _count_run(self, members: list[BatchMember]) -> None:
         ran = [member for member in members if not member.has_failed]
         if not ran:
-            return members
+            return
         if not self._iterative:
             self._statistics.ran_batch([(m.message, m.answer.timing) for m in ran])
-            return members
+            return
         self._statistics.iterated(len(ran), ran[0].run)
         for member in ran:
             if not member.rescheduled:
                 self._statistics.finished(member.answer.timing)
-        return members
+
+    def _should_part(self, members: list[BatchMember]) -> bool:
+        """Return True if a gathered batch has failed, and its requests want different outputs."""
+        if not all(member.has_failed for member in members):
+            return False
+        config, outputs = self._workspace.spec.config, self._workspace.outputs
+        is_flat = bool(config.batch_input or config.batch_output)
+        if self._backend.batching is not BatchForm.STACKED and not is_flat:
+            return False
+        return len({frozenset(member.message.outputs or outputs) for member in members}) > 1
+
+    def _run_alone(self, member: BatchMember) -> BatchMember:
+        """Run a request of a failed batch again, unless the request has been cancelled."""
+        connection, message = member.connection, member.message
+        if self._is_cancelled(connection, message.request):
+            return member
+        return self._run([(connection, message)], time.monotonic_ns())[0]
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer. If the request has run, the answer names the inputs that the model

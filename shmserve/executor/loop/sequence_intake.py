@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
@@ -44,6 +44,7 @@ class SequenceIntake:
         self._channels = channels
         self._status = channels.status
         self._spec = spec = workspace.spec
+        self._outputs = workspace.outputs
         self._statistics = statistics
         self._ragged = ragged_inputs(spec, backend.stacks)
         self._iterative = spec.config.is_iterative
@@ -124,7 +125,7 @@ class SequenceIntake:
             (connection, message.request),
             (connection, message),
             1,
-            batch_kind(message, self._ragged),
+            self._kind(message),
             arrived_ns,
             message.deadline_ns,
             expires_ns=expires_ns,
@@ -132,6 +133,14 @@ class SequenceIntake:
             start=flags.start,
             end=flags.end or self._iterative,
         )
+
+    def _kind(self, message: Execute) -> Hashable:
+        """Return a value that all steps of a run have in common. In a shared tensor, an output of
+        a single step could fail all steps, and no step may run twice."""
+        kind = batch_kind(message, self._ragged)
+        if not self._backend.stacks:
+            return kind
+        return kind, frozenset(message.outputs or self._outputs)
 
     def _for_model(self, message: Execute, sequence: SequenceId) -> Execute:
         """Return the request with the sequence's id for the model. A request of an iterative model

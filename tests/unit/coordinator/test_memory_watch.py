@@ -46,7 +46,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pids.append(pid)
         return 96 << 20
 
-    monkeypatch.setattr(usage, "mapped_memory", measure)
+    monkeypatch.setattr(usage, "anonymous_memory", measure)
     monkeypatch.setattr(usage, "proportional_memory", measure)
     return pids
 
@@ -66,6 +66,21 @@ def test_without_a_bound_nothing_is_measured(looks: list[int]) -> None:
     world = World(None)
     assert world.watch.looked(PROCESS, loaded=True) == ""
     assert looks == []
+
+
+def test_a_bound_that_cannot_be_held_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage, "anonymous_memory", lambda pid: None)
+    monkeypatch.setattr(usage, "proportional_memory", lambda pid: None)
+    world = World("64 MiB")
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "of_process", lambda pid: None)
+        assert world.watch.looked(PROCESS) == ""
+    assert not caplog.records, "the process has ended"
+    assert [world.watch.looked(PROCESS) for _ in range(3)] == [""] * 3
+    (record,) = caplog.records
+    assert record.message.startswith("max_memory cannot be held: the system does not tell")
 
 
 def test_an_executor_is_measured_once_a_second_only_while_it_works(looks: list[int]) -> None:

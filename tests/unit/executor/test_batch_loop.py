@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -19,7 +20,13 @@ from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument, ModelFailure, QueueFull, ShmserveError
 from shmserve.executor.backend import BatchForm, Output, Request, Response
-from shmserve.tensor.config_document import BatchingEntry, ConfigDocument, QueuePolicyEntry
+from shmserve.executor.wrappers.ragged import RaggedBackend
+from shmserve.tensor.config_document import (
+    BatchingEntry,
+    BatchOutputEntry,
+    ConfigDocument,
+    QueuePolicyEntry,
+)
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
 from tests.unit.rig import SPEC, FunctionBackend, Rig, feed
@@ -147,6 +154,9 @@ def rows(count: int, width: int = 3, value: float = 1.0) -> Array:
 
 
 PLAIN = BatchingEntry()
+FLAT = ConfigDocument(
+    batch_output=(BatchOutputEntry(("OUT",), "BATCH_SCATTER_WITH_INPUT_SHAPE", ("IN",)),)
+)
 
 
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
@@ -201,6 +211,79 @@ def test_requests_for_different_outputs_share_a_batch(
         assert clients.names[number] == list(names)
         factor = 2 if names[0] == "OUT" else 3
         np.testing.assert_array_equal(clients.results[number], rows(2, 3000, number * factor))
+    clients.assert_no_slots()
+
+
+class RaggedGate(Gate):
+    """A model that gets batches in one tensor through `batch_output`."""
+
+    def execute(self, requests: Sequence[Request]) -> list[Response]:
+        whole = Mock(execute=super().execute)
+        return list(RaggedBackend(whole, FLAT, np).execute(requests))
+
+
+@pytest.mark.parametrize("form", [BatchForm.STACKED, BatchForm.LISTED])
+@pytest.mark.parametrize("failure", ["raised", "answered", "of another size"])
+def test_an_output_that_fails_is_the_error_of_those_who_want_it(
+    rig: Rig, form: BatchForm, failure: str
+) -> None:
+    """Listed: with `batch_output`, so the model gets one tensor as well."""
+
+    def model(request: Request) -> Response:
+        given = request.inputs["IN"].numpy()
+        if "THREE" not in request.requested:
+            return own_doubled(request)
+        if failure == "raised":
+            raise ModelFailure("no THREE")
+        if failure == "answered":
+            return Response(error=ModelFailure("no THREE"))
+        return Response((Output("THREE", "FP32", given[1:]),))
+
+    spec = spec_of(PLAIN)
+    three = msgspec.structs.replace(spec.outputs[0], name="THREE")
+    config = spec.config
+    if form is BatchForm.LISTED:
+        config = msgspec.structs.replace(config, batch_output=FLAT.batch_output)
+    spec = msgspec.structs.replace(spec, outputs=(*spec.outputs, three), config=config)
+    kind = Gate if form is BatchForm.STACKED else RaggedGate
+    gate = kind(model, form)
+    clients = Clients(rig, spec, gate, block=False)
+    clients.ask(-1, rows(1), outputs=("OUT",))
+    until(lambda: gate.entered == 1, "the model does not run")
+    for number, outputs in enumerate([("OUT",), ("THREE",), ("OUT",)]):
+        clients.queue(rows(2, 3000, number), first=number, outputs=outputs)
+    clients.finish()
+    assert gate.rows == [[1], [6], [2], [2], [2]]
+    for number in (0, 2):
+        np.testing.assert_array_equal(clients.results[number], rows(2, 3000, number * 2))
+    has_failed = isinstance(clients.results[1], ShmserveError)
+    assert has_failed or (form, failure) == (BatchForm.STACKED, "of another size")
+    counts = read(rig.executors[0].status.counters)
+    expected = (3, 5, 3) if has_failed else (4, 7, 4)
+    assert (counts.executions, counts.inferences, counts.requests) == expected
+    clients.assert_no_slots()
+
+
+def test_who_has_left_a_failed_batch_does_not_run_again(rig: Rig) -> None:
+    def model(request: Request) -> Response:
+        if len(request.requested) > 1:
+            clients.calls[0].cancel()
+            until(lambda: not all(clients.loop._running.values()) or request.cancelled, "no")
+            raise ModelFailure("not both")
+        return own_doubled(request)
+
+    spec = spec_of(PLAIN)
+    three = msgspec.structs.replace(spec.outputs[0], name="THREE")
+    gate = Gate(model, BatchForm.STACKED)
+    spec = msgspec.structs.replace(spec, outputs=(*spec.outputs, three))
+    clients = Clients(rig, spec, gate, block=False)
+    clients.ask(-1, rows(1), outputs=("OUT",))
+    until(lambda: gate.entered == 1, "the model does not run")
+    clients.queue(rows(2), outputs=("THREE",))
+    clients.queue(rows(3), first=1, outputs=("OUT",))
+    clients.finish()
+    assert gate.rows == [[1], [5], [3]]
+    np.testing.assert_array_equal(clients.results[1], rows(3) * 2)
     clients.assert_no_slots()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -13,13 +14,13 @@ from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure, QueueFull
-from shmserve.executor.backend import Output, Request, Response
+from shmserve.executor.backend import BatchForm, Output, Request, Response
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.shm.status_page import StatusView
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
-from tests.unit.rig import SPEC, Rig, feed
+from tests.unit.rig import SPEC, FunctionBackend, Rig, feed
 
 
 def spec_of(slots: int = 1, idle_us: int = 60_000_000) -> ModelSpec:
@@ -55,13 +56,15 @@ def ask(
     sequence: int,
     flags: str = "",
     timeout_s: float = 30,
+    outputs: tuple[str, ...] = (),
     **parameters: Parameter,
 ) -> int:
     """Return the number of the model that received a request of a sequence."""
     told = {f"sequence_{flag}": True for flag in flags.split()} | parameters
-    options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
+    parameters = {"sequence_id": sequence, **told}
+    options = RunOptions(parameters=parameters, timeout_s=timeout_s, outputs=outputs)
     with rig.dispatcher.call(entry, options) as call:
-        feed(call, np.zeros(1, np.float32))
+        feed(call, np.zeros((1,) * len(entry.spec.inputs[0].shape), np.float32))
         (out,) = call.execute().outputs
         return int(np.frombuffer(bytes(out.view), np.float32)[0])
 
@@ -175,6 +178,49 @@ def test_a_stop_answers_those_that_wait_for_a_slot(rig: Rig, threads: ThreadPool
     assert waiting.result(30) == 7
     executor.thread.join(30)
     assert not executor.thread.is_alive()
+
+
+@pytest.mark.parametrize("form", [BatchForm.LISTED, BatchForm.STACKED])
+def test_in_one_tensor_an_output_fails_only_steps_that_want_it(rig: Rig, threads, form) -> None:
+    """A step never runs twice."""
+    ran: list[tuple[str, ...]] = []
+    held, go_on = threading.Event(), threading.Event()
+
+    def model(request: Request) -> Response:
+        ran.append(request.requested)
+        if not held.is_set():
+            held.set()
+            go_on.wait(30)
+        if "OTHER" in request.requested:
+            return Response(error=ModelFailure("no OTHER"))
+        return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() + 1),))
+
+    def send(number: int, output: str) -> int:
+        return ask(rig, entry, number, "start", outputs=(output,))
+
+    backend = FunctionBackend(model)
+    backend.batching = form
+    spec = spec_of(slots=4)
+    spec = msgspec.structs.replace(
+        spec,
+        max_batch_size=4,
+        config=msgspec.structs.replace(spec.config, max_batch_size=4),
+        inputs=(TensorSpec("IN", "FP32", (-1, 1)),),
+        outputs=(TensorSpec("OUT", "FP32", (-1, 1)), TensorSpec("OTHER", "FP32", (-1, 1))),
+    )
+    entry = rig.serve(backend, spec=spec)  # type: ignore[arg-type]
+    first = threads.submit(send, 1, "OUT")
+    assert held.wait(30)
+    waiting: list[Future[int]] = []
+    for number, output in enumerate(("OUT", "OUT", "OTHER"), 2):
+        waiting.append(threads.submit(send, number, output))
+        until(lambda: rig.executors[0].loop.queued == len(waiting), "it does not wait")
+    go_on.set()
+    assert [each.result(30) for each in (first, *waiting[:2])] == [1, 1, 1]
+    with pytest.raises(ModelFailure, match="no OTHER"):
+        waiting[2].result(30)
+    runs = 4 if form is BatchForm.LISTED else 3
+    assert len(ran) == runs
 
 
 def test_a_request_without_rows_is_none_of_a_sequence(rig: Rig) -> None:

@@ -1,5 +1,6 @@
 """One model's folder in place of a repository, as orchestrators mount it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,44 @@ def test_changed_texts_are_copied_again(tmp_path) -> None:
     single_models.refresh(run_dir)
     assert repository.fingerprint(str(place)) == mark
     single_models.refresh(str(tmp_path / "nothing"))
+
+
+def test_a_model_gets_and_loses_version_folders(tmp_path) -> None:
+    path = make(tmp_path / "one")
+    scanned(tmp_path, f"a={path}")
+    place, run_dir = tmp_path / "run/single/a", tmp_path / "run"
+    marks = [repository.fingerprint(str(place))]
+    (path / "1").mkdir()
+    (path / "model.py").rename(path / "1/model.py")
+    single_models.refresh(str(run_dir))
+    assert (place / "1/model.py").is_file()
+    marks.append(repository.fingerprint(str(place)))
+    (path / "1/model.py").rename(path / "model.py")
+    (path / "1").rmdir()
+    single_models.refresh(str(run_dir))
+    assert (place / "1/model.py").is_file()
+    assert marks[0] != marks[1] != repository.fingerprint(str(place))
+    assert [p.name for p in run_dir.iterdir()] == ["single"]
+    assert (path / "model.py").is_file()
+
+
+def test_a_text_that_cannot_be_read_keeps_no_other_back(tmp_path, monkeypatch, caplog) -> None:
+    path = make(tmp_path / "one")
+    scanned(tmp_path, f"a={path}")
+    copyfile = shutil.copyfile
+
+    def refuse_labels(source: str, target: str) -> str:
+        if source.endswith("labels.txt"):
+            raise PermissionError(13, "Permission denied", source)
+        return copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", refuse_labels)
+    for name in ("a.txt", "config.pbtxt", "labels.txt", "z.txt"):
+        (path / name).write_text("changed")
+    single_models.refresh(str(tmp_path / "run"))
+    single_models.refresh(str(tmp_path / "run"))
+    place = tmp_path / "run/single/a"
+    texts = {p.name: p.read_text() for p in place.glob("*t*xt")}
+    assert texts.pop("labels.txt") == "no\nyes\n"
+    assert texts == dict.fromkeys(("a.txt", "config.pbtxt", "z.txt"), "changed")
+    assert [r.shmserve_fields["reason"] for r in caplog.records] == ["Permission denied"]
