@@ -17,6 +17,7 @@ from shmserve.dispatch.caller_shares import FREE, CallerShare
 from shmserve.dispatch.inference_call import InferenceCall, RequestAccount
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
+from shmserve.errors import ResourceExhausted
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
 from shmserve.tensor.spec import ModelSpec
@@ -122,16 +123,25 @@ class Inference(Generic[Source]):
         if entry.trace is not None:
             self._options = replace(self._options, traceparent=source.traceparent())
 
-    def run(self) -> Outcome:
+    def run(self, on_full: Callable[[ResourceExhausted], bool] | None = None) -> Outcome:
         """Return the single answer, whose views are valid until `close`. Raise ShmserveError if
-        the model failed or could not run."""
+        the model failed or could not run. `on_full`: called with the error if the caller's share
+        of the pool has no room for the answer; returns True to look again, False to go on
+        nevertheless, or raises the error."""
         outcome = self._begin().execute()
         nbytes = self.source.nbytes
         for tensor in outcome.outputs:
             if not tensor.aliased:
                 nbytes += len(tensor.view)
-        if nbytes > FREE:
-            self._hold(nbytes)
+        while nbytes > FREE:
+            try:
+                self._hold(nbytes)
+                break
+            except ResourceExhausted as ex:
+                if on_full is None:
+                    raise
+                if not on_full(ex):
+                    break
         return outcome
 
     def stream(self, on_sent: Callable[[], None] | None = None) -> Iterator[Outcome]:

@@ -49,5 +49,5 @@ def test_check_tells_of_hints_without_effect(repository: Path) -> None:
         if line.startswith("note")
     ]
     assert [line.split()[2] for line in notes] == ["bare", "batched"], notes
-    assert "max_batch_size 4 is the default" in notes[0]
+    assert "max_batch_size is not set: a load chooses 4" in notes[0]
     assert "optimization.input_pinned_memory" in notes[1]

@@ -31,6 +31,6 @@ def test_no_release_of_other_requests_is_lost(cancelled):
         _timeout_s=1,
         entry=SimpleNamespace(spec=SimpleNamespace(decoupled=True, name="x")),
     )
-    list(Call._answers(call))
+    list(Call._answers(call))  # type: ignore[arg-type]
     sent = [slot for each in attempt.acknowledge.call_args_list for slot in each.args[1]]
     assert sent + pending == [(7, 1), (8, 1)]

@@ -34,6 +34,7 @@ _log = logging.getLogger("shmserve.grpc")
 
 _TLS_SEND_BYTES = 256 << 10  # bytes joined at a time, since TLS takes one buffer
 _PROTOCOL = "h2"
+_PLAIN_BYTES = 64 << 10  # bytes read of a client that does not speak TLS
 PEEK_BYTES = 4 << 10  # bytes to peek at where a message with large tensors is expected
 
 
@@ -115,9 +116,8 @@ class TlsTransport:
         with suppress(OSError):
             socket.socket.send(self._tls, plain_http.ANSWER)
             socket.socket.shutdown(self._tls, socket.SHUT_WR)
-            # bytes left unread would take the answer back
-            while len(socket.socket.recv(self._tls, PEEK_BYTES)) == PEEK_BYTES:
-                pass
+            # Bytes left unread would take the answer back; a client that waits sends no more
+            socket.socket.recv(self._tls, _PLAIN_BYTES)
         raise ConnectionAbortedError("the client does not speak TLS")
 
 

@@ -18,7 +18,7 @@ import grpc
 
 from shmserve import waiting
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import Cancelled
+from shmserve.errors import Cancelled, ResourceExhausted
 from shmserve.frontends.changes import Changes
 from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import as_error
@@ -165,7 +165,14 @@ class Session:
     def _read(self) -> None:
         reader = self._reader
         while self._reader == reader:
-            data = next(self._requests, None)
+            try:
+                data = next(self._requests, None)
+            except grpc.RpcError:
+                raise
+            except Exception as ex:  # the answers to earlier messages come first
+                self._count(1)
+                self._take(SessionRequest(as_error(ex, METHOD, "-"), 0))
+                return
             if data is None:
                 return
             self._enter(data)
@@ -182,8 +189,12 @@ class Session:
         self._count(1)
         request = streams.begin(data, self._context, self._strict)
         streams.left.wait_while(lambda: not self._over and not streams.has_room(order, request))
-        streams.enter(request)
-        begins = order.enter(request)
+        self._take(request)
+
+    def _take(self, request: SessionRequest) -> None:
+        """Give a request a place, and begin the request unless an earlier one must pass first."""
+        self._streams.enter(request)
+        begins = self._order.enter(request)
         if self._over:
             self._drop(request)
         elif begins:
@@ -212,7 +223,7 @@ class Session:
     def _run(self, request: SessionRequest, inference: Running) -> None:
         """Run a request to an ordinary model."""
         try:
-            request.result = inference.run()
+            request.result = inference.run(lambda ex: self._await_share(request, ex))
         except BaseException as ex:
             inference.failed(ex)
             inference.close()
@@ -222,6 +233,18 @@ class Session:
             request.result = self._streams.failed(inference, ex, self._strict)
         self._finished(request)
 
+    def _await_share(self, request: SessionRequest, ex: ResourceExhausted) -> bool:
+        """Wait while answers of the stream that are sent earlier fill the caller's share. Return
+        False if the request's own answer is the next to be sent: later answers wait for it. Raise
+        the error if the stream has no other request."""
+        order = self._order
+        if len(order.places) == 1:
+            raise ex
+        if order.is_next(request):
+            return False
+        self._streams.left.wait_while(lambda: not self._over and not order.is_next(request))
+        return not self._over
+
     def _finished(self, request: SessionRequest) -> None:
         """Send the answers that are due now."""
         if self._over:
@@ -230,7 +253,9 @@ class Session:
         self._passed(request)
         result = request.result
         outputs = result.outputs if isinstance(result, Outcome) else ()
-        due = self._order.finish(request, sum([len(tensor.view) for tensor in outputs]))
+        nbytes = sum([len(tensor.view) for tensor in outputs])
+        self._streams.finished(request, nbytes)
+        due = self._order.finish(request, nbytes)
         if due:
             self._ready += due
             self._changes.tell()

@@ -12,7 +12,7 @@ Invariants (tests/property/test_stream_order_properties.py):
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
 
@@ -21,17 +21,21 @@ class StreamPlace:
 
     Attributes:
         in_order: True if the request's answer waits for the answers of earlier requests.
-        nbytes: bytes kept by the request.
+        nbytes: bytes kept by the request, and by the answer as far as expected or known.
+        expected: bytes of the answer, as expected before the answer is known.
         sequence: sequence of the request, or None.
         passed: True once later requests of the sequence need not wait for this request.
         finished: True once the request's answer is known.
     """
 
-    __slots__ = ("finished", "in_order", "nbytes", "passed", "sequence")
+    __slots__ = ("expected", "finished", "in_order", "nbytes", "passed", "sequence")
 
-    def __init__(self, in_order: bool, nbytes: int, sequence: Hashable = None) -> None:
+    def __init__(
+        self, in_order: bool, nbytes: int, sequence: Hashable = None, expected: int = 0
+    ) -> None:
         self.in_order = in_order
-        self.nbytes = nbytes
+        self.nbytes = nbytes + expected
+        self.expected = expected
         self.sequence = sequence
         self.passed = sequence is None
         self.finished = False
@@ -55,6 +59,15 @@ class StreamOrder(Generic[Place]):
         """Return True if another request may enter. `limit_bytes`: bytes beyond which no request
         may enter beside earlier requests."""
         return len(self.places) < self._limit and self.nbytes <= limit_bytes
+
+    @property
+    def unanswered(self) -> Collection[Place]:
+        """Places with `in_order` without a due answer."""
+        return self._unanswered
+
+    def is_next(self, place: Place) -> bool:
+        """Return True if no earlier place with `in_order` waits for an answer."""
+        return bool(self._unanswered) and self._unanswered[0] is place
 
     def enter(self, place: Place) -> bool:
         """Give a request a place. Return True if the request begins now. Return False if the
@@ -83,9 +96,10 @@ class StreamOrder(Generic[Place]):
         return None
 
     def finish(self, place: Place, nbytes: int = 0) -> list[Place]:
-        """Note that a request's answer, which keeps `nbytes` more, is known. Return the places
+        """Note that a request's answer, which keeps `nbytes` bytes, is known. Return the places
         whose answers are due now, in order."""
         place.finished = True
+        nbytes -= place.expected
         place.nbytes += nbytes
         self.nbytes += nbytes
         due: list[Place] = []

@@ -62,7 +62,8 @@ class GrpcServer:
         regions = SharedMemory(dispatcher, settings)
         inferences = Inferences(dispatcher, settings, regions, access)
         limit = settings.grpc_stream_requests
-        self._streams = streams = Streams(inferences, limit, settings.grpc_threads)
+        queue = min(settings.max_queue, settings.max_model_requests)
+        self._streams = streams = Streams(inferences, limit, settings.grpc_threads, queue)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
         resources = Resources(dispatcher, settings, health.ready)
         memory = RegionResources(regions, access).rpcs()

@@ -14,7 +14,12 @@ from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.frontends.grpc.inference import stream_requests
-from shmserve.tensor.config_document import ConfigDocument, SequenceEntry
+from shmserve.tensor.config_document import (
+    BatchingEntry,
+    ConfigDocument,
+    QueuePolicyEntry,
+    SequenceEntry,
+)
 from tests import fake_models
 from tests.fake_dispatch import FakeRequest
 from tests.grpc_client import Rig, Sender
@@ -149,6 +154,75 @@ def test_tensors_that_fill_a_callers_share_come_one_after_another(models: Models
     with Rig(models.dispatcher, http_workers=1, grpc_processes=1) as rig:
         call = rig.client.stream([wide_request(array) for _ in range(6)])
         assert [message.error_message for message in call] == [""] * 6
+
+
+@pytest.mark.parametrize("shape", [(1 << 18,), (-1,)])
+def test_answers_that_fill_a_callers_share_wait_for_one_another(models: Models, shape: Any) -> None:
+    """The first answer is the last to be known; all the others are larger than the share."""
+    spec = fake_models.spec("wide", "INT32", (-1,))
+    outputs = tuple(replace(output, shape=shape) for output in spec.outputs)
+    array = np.zeros(1 << 18, np.int32)  # 1 MiB
+
+    def wide(request: FakeRequest) -> Outcome:
+        models.entered.append(request.id)
+        models.gate(min(request.id, "b")).wait(WATCHDOG_S)
+        return Outcome((fake_models.tensor_of("OUTPUT0", "INT32", array),))
+
+    models.dispatcher.functions["wide"] = wide
+    models.dispatcher.put(replace(spec, outputs=outputs), ModelState.READY)
+    models.dispatcher.pool_bytes = 40 << 20
+    with Rig(models.dispatcher, http_workers=1, grpc_processes=1) as rig:
+        call = rig.client.stream([ask("wide", n, id) for n, id in enumerate("abcdefgh")])
+        entered(models, "ab" if shape[0] > 0 else "abcdefgh")
+        models.gate("b").set()
+        models.gate("a").set()
+        assert [message.error_message for message in call] == [""] * 8
+
+
+def test_a_queue_that_the_model_bounds_is_not_filled_by_a_stream(models: Models) -> None:
+    policy = QueuePolicyEntry(max_queue_size=2)
+    config = ConfigDocument(dynamic_batching=BatchingEntry(default_queue_policy=policy))
+    spec = models.dispatcher.entries["one"]["1"].spec
+    models.dispatcher.put(replace(spec, config=config), ModelState.READY)
+    with Rig(models.dispatcher) as rig:
+        call = rig.client.stream(gated(*"abc"))
+        entered(models, "ab")
+        models.gate("b").set()  # the answer waits, and the queue has room
+        entered(models, "abc")
+        for id in "ac":
+            models.gate(id).set()
+        assert [told(message)[0] for message in call] == [*"abc"]
+
+
+def test_an_unreadable_message_ends_the_stream_after_earlier_answers(models: Models) -> None:
+    with Rig(models.dispatcher, max_request_bytes=10_000) as rig:
+        large = ask("one", 1, "b", padding="x" * 20_000)
+        packed = grpc.Compression.Gzip  # so that only the unpacked message is too large
+        call = rig.client.stream([*gated("a"), large], compression=packed)
+        entered(models, "a")
+        models.gate("a").set()
+        assert told(next(call)) == ("a", 0, True)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_decoupled_request_is_not_the_ordinary_request_of_its_stream(models: Models) -> None:
+    with Rig(models.dispatcher) as rig:
+        rig.served._streams._max_ordinary = 2
+        first = rig.client.stream(gated(*"ab"))
+        entered(models, "ab")
+        sender = Sender()
+        second = rig.client.stream(sender)
+        sender.send(ask("many", 3, "d", gate="d"))
+        entered(models, "abd")
+        sender.send(ask("one", 5, "o"))
+        entered(models, "abdo")
+        for id in "abd":
+            models.gate(id).set()
+        assert len(list(first)) == 2
+        sender.close()
+        assert "o" in [told(message)[0] for message in second]
 
 
 def wide_request(array: Any) -> Any:
