@@ -135,7 +135,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for error in row["errors"]:
             status = error["status"] or "no status"
             lines.append(f"{place}: {error['count']} failed, {status}: {error['text']}")
-        if row.get("late"):
+        if row.get("late") or row.get("unsent"):
             late = f"{row['late']} requests started late, at most {row['max_late_ms']} ms"
             lines.append(
                 f"{place}: {late}, and {row['unsent']} did not start: all callers were waiting for"

@@ -118,8 +118,8 @@ class Measurement(Struct):
             row |= _percentiles("", latencies, _PERCENTS)
             row["max_ms"] = round(max(latencies), 3)
             row |= self._stream_figures() if self.streamed else {}
-            row |= self._late_figures() if self.open_loop else {}
             row["stable"] = self._is_stable()
+        row |= self._late_figures() if self.open_loop else {}
         copied: Mapping[str, int] = self.receipt.get("copied_bytes", {})
         row["copied_bytes"] = " ".join(f"{stage}={n}" for stage, n in copied.items() if n) or (
             "0" if copied else ""
@@ -144,7 +144,7 @@ class Measurement(Struct):
         late = [sample.late_ms for sample in self.samples]
         return {
             "late": sum(ms > _LATE_MS for ms in late),
-            "max_late_ms": round(max(late), 3),
+            "max_late_ms": round(max(late, default=0.0), 3),
             "unsent": self.unsent,
         }
 

@@ -20,8 +20,8 @@ _PORT = re.compile(r":[0-9]+")
 
 
 def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> list[str]:
-    """Put the options into the environment. Return a sentence for each setting that has another
-    value in the environment or in the file. Raise ConfigError for options that cannot be, or
+    """Put the options into the environment. Return sentences: about PATH if it is a single model's
+    folder, and about each setting with another value in the environment or in the file. Raise ConfigError for options that cannot be, or
     cannot be together."""
     given = dict(_given(arguments))
     if not given:
@@ -38,7 +38,10 @@ def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> li
             " model_control = poll"
         )
     declared = config.declared()
-    return [
+    entry = given.get("PATH", {}).get("model_repository", "")
+    single = model_places.single_of(entry)
+    told = [f"serving model {single[0]} from {single[1]}"] if single is not None else []
+    return told + [
         f"{option} replaces {name} = {declared[name].text(old)} ({before.origins[name]})"
         for option, values in given.items()
         for name in values
@@ -72,6 +75,8 @@ def _repository(path: str) -> str:
         raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
     if not name and no_models.sign_of_model(folder):
         name = os.path.basename(folder)
+        if name.isdigit():
+            raise ConfigError(f"PATH: '{path}' is a version of a model: name the folder above it")
         if fault := ids.model_name_fault(name):
             advice = f"give NAME={path}"
             raise ConfigError(f"PATH: '{name}' cannot be the name of a model ({fault}): {advice}")
@@ -97,7 +102,10 @@ def _check_addresses(
     options = " and ".join(sorted({"--http", "--grpc"} & given.keys()))
     if not options:
         return
-    if keeper.VARIABLE not in environ and activation.has_http(environ):
-        raise ConfigError(f"{options}: systemd passes the sockets of this service; leave it out")
+    if keeper.VARIABLE not in environ:
+        for kind in sorted(activation.passed_for(environ)):
+            if f"--{kind}" in given:
+                text = f"systemd passes this service's sockets for {kind}; leave the option out"
+                raise ConfigError(f"--{kind}: {text}")
     if same := set(settings.http_bind) & set(settings.grpc_bind):
         raise ConfigError(f"{options}: HTTP and gRPC would both have the address {min(same)}")

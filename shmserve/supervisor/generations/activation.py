@@ -87,6 +87,13 @@ def has_http(environ: Mapping[str, str]) -> bool:
     return _count(environ) > 0
 
 
+def passed_for(environ: Mapping[str, str]) -> set[str]:
+    """Return what sockets were passed for, `http` and `grpc`; raises as `take`."""
+    names = _names(environ, _count(environ))
+    rest = {n for n in names if n not in (GRPC, REPORT) and not n.startswith(REGIONS)}
+    return {*(["http"] if rest else []), *([GRPC] if GRPC in names else [])}
+
+
 def are_bound(environ: Mapping[str, str]) -> bool:
     """Return whether an earlier generation bound the sockets: the service removes the files."""
     return has_http(environ) and BOUND in _names(environ, _count(environ))

@@ -102,6 +102,12 @@ def test_a_stream_has_times_to_the_first_answer_and_between_answers() -> None:
     assert (row["between_p50_ms"], row["between_p99_ms"]) == (375.0, 497.5)
 
 
+def test_planned_requests_that_never_started_are_told_though_none_was_late() -> None:
+    row = Measurement("http", 1, open_loop=True, elapsed_s=1.0, unsent=7).row()
+    assert (row["late"], row["unsent"]) == (0, 7)
+    assert "and 7 did not start" in measure.remarks([row])[0]
+
+
 def test_latency_counts_from_the_planned_start_and_late_starts_are_told() -> None:
     result = Measurement("http", 2, open_loop=True)
     result.add(1.0, 1.0005, [(1.01, 1), (1.01, 0)])

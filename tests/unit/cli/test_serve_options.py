@@ -33,6 +33,12 @@ def test_a_repository_or_a_models_own_folder(model: Path, monkeypatch: pytest.Mo
     assert taken(str(model))[0].model_repository == (f"m={model}",)
     monkeypatch.chdir(model)
     assert taken(".")[0].model_repository == (f"m={model}",)
+    assert taken(".")[1] == [f"serving model m from {model}"]
+    (model.parent / "stray.pt").touch()
+    assert taken(str(model.parent)) == (taken(str(model.parent))[0], [])
+    assert taken(str(model.parent))[0].model_repository == (str(model.parent),)
+    with pytest.raises(ConfigError, match="is a version of a model: name the folder above it"):
+        taken(str(model / "1"))
     assert taken("other=.")[0].model_repository == (f"other={model}",)
     assert taken("s3://bucket/models")[0].model_repository == ("s3://bucket/models",)
 
@@ -92,8 +98,13 @@ def test_folders_that_cannot_be(model: Path) -> None:
 
 def test_addresses_are_not_for_sockets_of_systemd() -> None:
     environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
-    with pytest.raises(ConfigError, match="--http: systemd passes the sockets"):
+    with pytest.raises(ConfigError, match="--http: systemd passes this service's sockets"):
         taken("--http :8080", environ)
+    taken("--grpc :8081", environ)
+    others = {**environ, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "region-a:grpc"}
+    taken("--http :8080", others)
+    with pytest.raises(ConfigError, match="--grpc: systemd passes this service's sockets for grpc"):
+        taken("--grpc :8081", others)
     taken("--http :8080", {**environ, keeper.VARIABLE: "3"})
 
 
