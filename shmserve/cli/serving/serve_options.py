@@ -21,8 +21,8 @@ _PORT = re.compile(r":[0-9]+")
 
 def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> list[str]:
     """Put the options into the environment. Return sentences: about PATH if it is a single model's
-    folder, and about each setting with another value in the environment or in the file. Raise ConfigError for options that cannot be, or
-    cannot be together."""
+    folder, and about each setting with another value in the environment or in the file. Raise
+    ConfigError for options that cannot be, or cannot be together."""
     given = dict(_given(arguments))
     if not given:
         return []
