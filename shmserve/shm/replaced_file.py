@@ -15,6 +15,7 @@ recorder creates a ring then.
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from shmserve.errors import UnreadableMessage
@@ -28,11 +29,13 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class ReplacedFile:
-    """A file with its only writer. `late`: the last content could not be written. The owner tries
-    again."""
+    """A file with its only writer. `yields`: leaves the last inode to sockets, because the service
+    can do without the file. `late`: the last content could not be written. The owner tries again.
+    """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, yields: bool = False) -> None:
         self._path = path
+        self._yields = yields
         self._coming = path + ".new"
         self._has_room = False
         self._size = 0  # bytes of the last content
@@ -56,6 +59,7 @@ class ReplacedFile:
             self._replace(data)
         except OSError as ex:
             self._failed(str(ex.strerror or ex))
+            self._leave_inode()
             return False
         if self._reason:
             self._reason = ""
@@ -76,7 +80,7 @@ class ReplacedFile:
                 os.close(fd)
         except OSError:
             # The file system is full: a later call tries again.
-            return
+            self._leave_inode()
 
     def _replace(self, data: bytes) -> None:
         # Not truncated before: the allocated blocks may be the last blocks available.
@@ -88,6 +92,12 @@ class ReplacedFile:
             file.truncate(len(data))
         os.replace(self._coming, self._path)
         self._has_room, self._size = False, len(data)
+
+    def _leave_inode(self) -> None:
+        """Remove the next content's file, unless it has room or the service needs the file."""
+        if self._yields and not self._has_room:
+            with suppress(OSError):
+                os.unlink(self._coming)
 
     def _failed(self, reason: str) -> None:
         if reason != self._reason:

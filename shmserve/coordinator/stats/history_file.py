@@ -38,7 +38,7 @@ class HistoryFile:
 
     def __init__(self, folder: str, monitoring: Monitoring, later: Later, now: float) -> None:
         self._path = os.path.join(folder, FILE)
-        self._file = ReplacedFile(self._path)
+        self._file = ReplacedFile(self._path, yields=True)
         self._monitoring = monitoring
         self._later = later
         self._due = now + SAVE_S

@@ -1,6 +1,10 @@
 """Files that are replaced as a whole, with room for the next content."""
 
 import logging
+import os
+from errno import ENOSPC
+
+import pytest
 
 from shmserve.shm.replaced_file import ReplacedFile
 
@@ -35,3 +39,21 @@ def test_what_cannot_be_written_is_told_once_and_written_later(tmp_path, caplog)
     assert (tmp_path / "file").read_bytes() == b"two"
     told = [record.message.partition(",")[0] for record in caplog.records]
     assert told == ["cannot be written", "written again"]
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_a_file_that_the_service_can_do_without_keeps_no_inode(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, yields: bool
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    file = ReplacedFile(str(tmp_path / "file"), yields)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        patched.setattr(os, "replace", full)
+        assert not file.write(b"one")
+        file.keep_room()
+        assert (tmp_path / "file.new").exists() is not yields
+    assert file.write(b"one")
+    assert (tmp_path / "file.new").exists()
