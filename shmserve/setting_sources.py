@@ -106,7 +106,7 @@ class Sources(msgspec.Struct):
             given = self._values_of(name)
             if name not in self._declared and name not in self._retired:
                 near = self._misplaced(keys) or _near(name, list(self._declared))
-                self.problems.append(f"unknown setting {written} in {origin}{near}")
+                self.problems.append(f"unknown setting {_shortened(written)} in {origin}{near}")
             elif name in given:
                 self.problems.append(f"{name} is set twice: {given[name].origin}, and {origin}")
             else:
@@ -230,7 +230,7 @@ def _problem(declared: Declared, given: GivenValue) -> str:
     default = declared.text(declared.default) or "nothing"
     where = given.origin if given.name == declared.name else f"{given.name} in {given.origin}"
     wants = f"{declared.name} wants {declared.wants}; its default is {default}"
-    return f"bad setting {name} = {shown} ({where}): {wants}"
+    return f"bad setting {_shortened(name)} = {shown} ({where}): {wants}"
 
 
 def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
@@ -251,6 +251,9 @@ def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
 
 
 def _shortened(text: str) -> str:
+    """Return a text of one printable line, without secrets in addresses."""
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
     if "://" in text:
         text = _SECRET_PARTS.sub("…", text)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from tests.fuzz import http2_targets, http_targets, message_targets, request_targets
+from tests.fuzz import file_targets, http2_targets, http_targets, message_targets, request_targets
 
 CORPUS = Path(__file__).parent / "corpus"
 LONGEST = 4096  # bytes of an input
@@ -23,6 +23,7 @@ _TARGETS: dict[ModuleType, tuple[str, ...]] = {
         *("config_pbtxt", "config_json"),
     ),
     message_targets: ("control", "lane"),
+    file_targets: ("settings_toml", "keys_toml", "index_json"),
     http2_targets: ("http2", "http2_calls", "hpack_block", "grpc_messages", "grpc_fields"),
 }
 TARGETS: dict[str, Target] = {
