@@ -71,7 +71,7 @@ def parse(data: bytes, what: str = "keys_file") -> dict[bytes, Key]:
         try:
             entry = msgspec.convert(table, _Entry)
         except msgspec.ValidationError as ex:
-            raise ConfigError(f"{what}: key '{name}': {ex}") from None
+            raise ConfigError(f"{what}: key '{name}': {ascii(str(ex))[1:-1]}") from None
         hashed = bytes.fromhex(entry.sha256)
         if hashed in keys:
             raise ConfigError(f"{what}: keys '{keys[hashed].name}' and '{name}' are the same")
