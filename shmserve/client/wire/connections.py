@@ -72,7 +72,17 @@ class ServerAddress:
         place = (self._host, self._port)
         if self._context is None:
             return http.client.HTTPConnection(*place, timeout=timeout_s)
-        return http.client.HTTPSConnection(*place, timeout=timeout_s, context=self._context)
+        return TlsConnection(*place, timeout=timeout_s, context=self._context)
+
+
+class TlsConnection(http.client.HTTPSConnection):
+    """HTTP over TLS. A connection that is reset in the handshake fails as one that ends."""
+
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except (ConnectionResetError, BrokenPipeError) as ex:
+            raise ssl.SSLEOFError(*ex.args) from None
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -112,13 +122,13 @@ def _why(ex: Exception, host: str) -> str:
         return "it does not speak HTTP/1.1; is it gRPC's port?"
     if isinstance(ex, ssl.SSLCertVerificationError):
         return _why_not_trusted(ex, host)
+    if isinstance(ex, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return "it ended the connection before TLS was agreed"
     if isinstance(ex, ssl.SSLError):
         if ex.reason in _CERTIFICATE_WANTED:
             return "it asks for a client's certificate (cert, cert_key)"
         if ex.reason in _NO_TLS:
             return "it does not speak TLS there; is its address http://?"
-        if isinstance(ex, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return "it ended the connection before TLS was agreed"
         return f"TLS failed: {ex.reason or ex.strerror}"
     return str(ex)
 

@@ -7,6 +7,7 @@ import http.server
 import select
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import traceback
@@ -123,11 +124,19 @@ def test_a_refusal_that_comes_before_the_request(
         assert why(f"https://{place}", Credentials(ca=folder / "ca.pem")) == expected
 
 
-def test_a_connection_that_ends_in_the_handshake() -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_ends_in_the_handshake(reset: bool) -> None:
+    def close_two() -> None:
+        for _ in range(2):
+            accepted = server.accept()[0]
+            linger = struct.pack("ii", reset, 0)  # with 0 s, closing resets the connection
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            accepted.close()
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         url = f"https://127.0.0.1:{server.getsockname()[1]}"
-        closing = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
+        closing = threading.Thread(target=close_two)
         closing.start()
         assert why(url) == "it ended the connection before TLS was agreed"
         closing.join()
