@@ -50,21 +50,14 @@ static const struct {
     const char *name;
     int status;
 } CODES[] = {
-    [SHMSERVE_OK] = {"OK", 200},
-    [SHMSERVE_CANCELLED] = {"CANCELLED", 499},
-    [SHMSERVE_UNKNOWN] = {"UNKNOWN", 500},
+    [SHMSERVE_OK] = {"OK", 200}, [SHMSERVE_CANCELLED] = {"CANCELLED", 499}, [SHMSERVE_UNKNOWN] = {"UNKNOWN", 500},
     [SHMSERVE_INVALID_ARGUMENT] = {"INVALID_ARGUMENT", 400},
-    [SHMSERVE_DEADLINE_EXCEEDED] = {"DEADLINE_EXCEEDED", 504},
-    [SHMSERVE_NOT_FOUND] = {"NOT_FOUND", 404},
-    [SHMSERVE_ALREADY_EXISTS] = {"ALREADY_EXISTS", 400},
-    [SHMSERVE_PERMISSION_DENIED] = {"PERMISSION_DENIED", 403},
+    [SHMSERVE_DEADLINE_EXCEEDED] = {"DEADLINE_EXCEEDED", 504}, [SHMSERVE_NOT_FOUND] = {"NOT_FOUND", 404},
+    [SHMSERVE_ALREADY_EXISTS] = {"ALREADY_EXISTS", 400}, [SHMSERVE_PERMISSION_DENIED] = {"PERMISSION_DENIED", 403},
     [SHMSERVE_RESOURCE_EXHAUSTED] = {"RESOURCE_EXHAUSTED", 503},
-    [SHMSERVE_FAILED_PRECONDITION] = {"FAILED_PRECONDITION", 400},
-    [SHMSERVE_ABORTED] = {"ABORTED", 502},
-    [SHMSERVE_UNIMPLEMENTED] = {"UNIMPLEMENTED", 501},
-    [SHMSERVE_INTERNAL] = {"INTERNAL", 500},
-    [SHMSERVE_UNAVAILABLE] = {"UNAVAILABLE", 503},
-    [SHMSERVE_PROTOCOL] = {"PROTOCOL", 502},
+    [SHMSERVE_FAILED_PRECONDITION] = {"FAILED_PRECONDITION", 400}, [SHMSERVE_ABORTED] = {"ABORTED", 502},
+    [SHMSERVE_UNIMPLEMENTED] = {"UNIMPLEMENTED", 501}, [SHMSERVE_INTERNAL] = {"INTERNAL", 500},
+    [SHMSERVE_UNAVAILABLE] = {"UNAVAILABLE", 503}, [SHMSERVE_PROTOCOL] = {"PROTOCOL", 502},
     [SHMSERVE_UNAUTHENTICATED] = {"UNAUTHENTICATED", 401},
 };
 #define CODE_COUNT (sizeof CODES / sizeof *CODES)
@@ -820,10 +813,12 @@ static shmserve_code connect_and_greet(shmserve_client *client, int64_t until, s
     code = converse(client, &w, -1, "ServerHello", until, &r, &items, &fd, error);
     if (!code && fd >= 0) close(fd);
     if (!code && items < 1) code = outcome_failed(error, VIOLATION);
-    if (!code && take_kind(&r, UNSIGNED) != 1)
-        code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server speaks another version of the protocol");
-    client->has_lanes = !code && items > 1 && take_bool(&r);
-    if (!code && r.bad) code = outcome_failed(error, VIOLATION);
+    if (!code) {
+        uint64_t version = take_kind(&r, UNSIGNED);
+        client->has_lanes = items > 1 && take_bool(&r);
+        if (r.bad) code = outcome_failed(error, VIOLATION);
+        else if (version != 1) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server speaks another version of the protocol");
+    }
     if (code) disconnect(client);
     return code;
 }
@@ -1259,12 +1254,14 @@ typedef struct {
     uint32_t attempts, credit, taken; /* taken: answers without credit */
     size_t size, timeout_at; /* of the packet; where its timeout_ns is, 0: without limit */
     size_t use_count, window_count;
-    Use uses[2 * SHMSERVE_MAX_TENSORS];
-    Window windows[SHMSERVE_MAX_TENSORS];
     uint8_t *scratch; /* memory of the pool for inputs that lie elsewhere; NULL: none yet */
     size_t scratch_size;
-    shmserve_error failure;
-    uint8_t packet[MAX_PACKET];
+    struct Parts {
+        Use uses[2 * SHMSERVE_MAX_TENSORS];
+        Window windows[SHMSERVE_MAX_TENSORS];
+        shmserve_error failure;
+        uint8_t packet[MAX_PACKET];
+    } *parts; /* elsewhere, as all calls of a lane are looked through often */
 } Call;
 
 struct shmserve_lane {
@@ -1285,6 +1282,7 @@ struct shmserve_lane {
     uint8_t packet[MAX_PACKET];
     Decoded decoded;
     Call calls[UNDER_WAY];
+    struct Parts parts[UNDER_WAY];
 };
 
 static bool may_look(shmserve_lane *lane, int64_t now) {
@@ -1348,7 +1346,7 @@ static void release(shmserve_lane *lane, Call *call, bool late, bool give_up, bo
     shmserve_client *client = lane->client;
     pthread_mutex_lock(&client->pool);
     for (size_t i = 0; i < call->use_count; i++) {
-        Use *use = &call->uses[i];
+        Use *use = &call->parts->uses[i];
         Block *block = &client->blocks[use->block];
         if (block->generation != use->generation) continue;
         if (!late) block->live--;
@@ -1377,7 +1375,7 @@ static Block *put_window(shmserve_lane *lane, Call *call, Writer *w, const void 
     size_t offset = (size_t)((const uint8_t *)data - block->address);
     if (nbytes > block->size - offset || block->stained || block->late) return block;
     put_array(w, 3), put_text(w, block->name), put_uint(w, offset), put_uint(w, nbytes);
-    call->uses[call->use_count++] = (Use){(uint16_t)(block - lane->client->blocks), is_output, block->generation};
+    call->parts->uses[call->use_count++] = (Use){(uint16_t)(block - lane->client->blocks), is_output, block->generation};
     block->live++;
     return block;
 }
@@ -1422,7 +1420,7 @@ static shmserve_code put_tensors(shmserve_lane *lane, Call *call, Writer *w, con
         size_t length = output->name ? strlen(output->name) : 0, uses = call->use_count;
         put_text(w, output->name);
         if (!output->data) continue;
-        call->windows[call->window_count++] = (Window){written(w) - length, length, output->nbytes, output->data};
+        call->parts->windows[call->window_count++] = (Window){written(w) - length, length, output->nbytes, output->data};
         Block *block = put_window(lane, call, w, output->data, output->nbytes, true);
         if (call->use_count == uses) return not_usable(block, "output", output->name, error);
     }
@@ -1448,7 +1446,7 @@ static void put_parameters(Writer *w, const shmserve_request *request) {
 }
 
 static shmserve_code encode(shmserve_lane *lane, Call *call, const shmserve_request *request, shmserve_error *error) {
-    Writer w = writer(call->packet, sizeof call->packet);
+    Writer w = writer(call->parts->packet, MAX_PACKET);
     call->use_count = call->window_count = 0;
     put_array(&w, 8), put_text(&w, "LaneRequest"), put_uint(&w, ++lane->last_number);
     pthread_mutex_lock(&lane->client->pool);
@@ -1522,7 +1520,7 @@ static shmserve_code prepare(shmserve_lane *lane, Call *call, const shmserve_req
 /* --------------------------------------------------------------------------------------- the lane and its calls */
 
 static void call_failed(shmserve_lane *lane, Call *call, shmserve_code code, const char *text) {
-    fail(&call->failure, code, "%s", text);
+    fail(&call->parts->failure, code, "%s", text);
     set_state(lane, call, FAILED);
 }
 
@@ -1562,10 +1560,10 @@ static void send_call(shmserve_lane *lane, Call *call) {
         int64_t left = call->deadline == NEVER ? 0 : call->deadline - now_ns();
         if (left < 0) left = 1;
         for (unsigned i = 0; call->timeout_at && i < 8; i++)
-            call->packet[call->timeout_at + 1 + i] = (uint8_t)((uint64_t)left >> 8 * (7 - i));
+            call->parts->packet[call->timeout_at + 1 + i] = (uint8_t)((uint64_t)left >> 8 * (7 - i));
         pthread_mutex_lock(&lane->guard);
         bool cancelled = atomic_load(&call->cancelled);
-        Outcome outcome = cancelled ? DONE : send_packet(lane->fd, call->packet, call->size, -1, 0);
+        Outcome outcome = cancelled ? DONE : send_packet(lane->fd, call->parts->packet, call->size, -1, 0);
         if (outcome == DONE && !cancelled) call->state = SENT;
         pthread_mutex_unlock(&lane->guard);
         if (outcome == TIMEOUT && wait_for(lane->fd, POLLOUT, call->deadline)) continue;
@@ -1658,6 +1656,7 @@ shmserve_code shmserve_lane_open(shmserve_client *client, const char *model, con
     shmserve_lane *lane = new_pages(sizeof *lane, error);
     if (!lane) return SHMSERVE_RESOURCE_EXHAUSTED;
     lane->client = client, lane->fd = lane->epoll = -1;
+    for (size_t i = 0; i < UNDER_WAY; i++) lane->calls[i].parts = &lane->parts[i];
     memcpy(lane->model, model, strlen(model) + 1);
     memcpy(lane->version, version, strlen(version) + 1);
     pthread_mutex_init(&lane->guard, NULL);
@@ -1715,8 +1714,8 @@ static shmserve_answer *begin_answer(shmserve_lane *lane, Call *call, bool final
 
 static const shmserve_answer *failed_answer(shmserve_lane *lane, Call *call, State state) {
     shmserve_answer *answer = begin_answer(lane, call, true);
-    answer->code = call->failure.code;
-    answer->text = call->failure.text;
+    answer->code = call->parts->failure.code;
+    answer->text = call->parts->failure.text;
     set_state(lane, call, state);
     return answer;
 }
@@ -1724,7 +1723,7 @@ static const shmserve_answer *failed_answer(shmserve_lane *lane, Call *call, Sta
 /* Give up a call whose time is over. The server is asked to end it, and answers later. */
 static const shmserve_answer *expire(shmserve_lane *lane, Call *call) {
     bool sent = call->state == SENT;
-    fail(&call->failure, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
+    fail(&call->parts->failure, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
     if (sent) send_short(lane, "LaneCancel", call->number, 0, 0);
     release(lane, call, false, sent, false);
     call->given_up_at = now_ns();
@@ -1738,8 +1737,8 @@ static bool find_windows(Call *call, Decoded *d) {
         size_t length = strlen(output->name), k = 0;
         if (output->data) continue;
         for (; k < call->window_count; k++) {
-            const Window *window = &call->windows[(i + k) % call->window_count];
-            if (window->name_length != length || memcmp(call->packet + window->name_at, output->name, length)) continue;
+            const Window *window = &call->parts->windows[(i + k) % call->window_count];
+            if (window->name_length != length || memcmp(call->parts->packet + window->name_at, output->name, length)) continue;
             output->nbytes = tensor_bytes(output, window->data, window->nbytes);
             output->data = window->data;
             break;

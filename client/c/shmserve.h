@@ -247,7 +247,7 @@ typedef struct shmserve_model {
 } shmserve_model;
 
 /* Describe a model; version "": the newest. `*model` must be NULL or a former description, which is written anew.
- * `timeout_ns`: 0: 5 s. UNIMPLEMENTED: the server is too old to tell. On failure `*model` stays as it was. */
+ * `timeout_ns`: 0: 5 s. On failure `*model` stays as it was. Servers before 0.2 end the connection: UNAVAILABLE. */
 SHMSERVE_API shmserve_code shmserve_describe(shmserve_client *client, const char *name, const char *version,
                                              int64_t timeout_ns, shmserve_model **model, shmserve_error *error);
 
@@ -331,9 +331,10 @@ SHMSERVE_API shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_re
 SHMSERVE_API shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket,
                                            shmserve_error *error);
 
-/* Take the next answer of any request under way. `*answer` is NULL if none came within `timeout_ns` (0: do not wait;
- * -1: until there is one), or if no request is under way. A request's failure, also a deadline that has passed, is an
- * answer: the function itself fails only for wrong arguments. */
+/* Take the next answer of any request under way. `*answer` is NULL if none came within `timeout_ns` (0: do not wait,
+ * but for up to 0.2 s while the lane is being replaced; -1: until there is one), or if no request is under way. A
+ * request's failure, also a deadline that has passed, is an answer: the function itself fails only for wrong
+ * arguments. */
 SHMSERVE_API shmserve_code shmserve_take(shmserve_lane *lane, int64_t timeout_ns, const shmserve_answer **answer,
                                          shmserve_error *error);
 
