@@ -8,7 +8,9 @@
  * Nothing that a peer sends is trusted: packets, arrays and texts are bounded, and so is the nesting of skipped
  * values, which takes no stack.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "shmserve.h"
 
 #include <errno.h>

@@ -50,7 +50,19 @@ def checks(folder: Path, *flags: str) -> Path:
     library = folder / "shmserve.o"
     cc(*STRICT, "-O1", "-g", *flags, "-c", "-o", library, LIBRARY / "shmserve.c")
     source = LIBRARY / "tests/checks.c"
-    cc("-std=c11", "-Wall", "-Werror", "-O1", "-g", *flags, "-o", program, source, library, "-pthread")
+    cc(
+        "-std=c11",
+        "-Wall",
+        "-Werror",
+        "-O1",
+        "-g",
+        *flags,
+        "-o",
+        program,
+        source,
+        library,
+        "-pthread",
+    )
     return program
 
 

@@ -107,8 +107,21 @@ def test_an_answer_that_is_not_believed(program: Path, tmp_path: Path, what: str
 
 
 def test_what_newer_servers_may_append_is_ignored(program: Path, tmp_path: Path) -> None:
-    more = _pack(["LaneAnswer", 1, [["OUT", "FP32", [4], None, {"new": [1]}]], 200, "", "", {},
-                  [1, 2, 3, 4, 5, 6, 7, [8]], True, False, [[{}], "new"]])
+    more = _pack(
+        [
+            "LaneAnswer",
+            1,
+            [["OUT", "FP32", [4], None, {"new": [1]}]],
+            200,
+            "",
+            "",
+            {},
+            [1, 2, 3, 4, 5, 6, 7, [8]],
+            True,
+            False,
+            [[{}], "new"],
+        ]
+    )
     steps = told(program, tmp_path, (more,))
     assert steps["infer"] == "OK 16"
     assert told(program, tmp_path, (wire.encode(LaneAnswer(1)),))["infer"] == "OK"
@@ -180,7 +193,18 @@ def test_the_decoder_survives_what_comes(tmp_path: Path) -> None:
     """`make fuzz-c` tries ten million inputs."""
     fuzzer = tmp_path / "fuzz_decoder"
     source = LIBRARY / "tests/fuzz_decoder.c"
-    cc("-std=c11", "-Wall", "-Werror", "-O1", "-g", *sanitizer(MEMORY), "-o", fuzzer, source, "-pthread")
+    cc(
+        "-std=c11",
+        "-Wall",
+        "-Werror",
+        "-O1",
+        "-g",
+        *sanitizer(MEMORY),
+        "-o",
+        fuzzer,
+        source,
+        "-pthread",
+    )
     (line,) = run(fuzzer, "50000", "7")
     inputs, accepted = map(int, re.findall(r"\d+", line))
     assert inputs == 50000
@@ -208,12 +232,23 @@ def test_the_library_exports_what_is_written_down(tmp_path: Path) -> None:
     assert named == declared
     script = f"-Wl,--version-script={LIBRARY / 'shmserve.map'},-z,defs"
     library = tmp_path / "libshmserve.so.0"
-    cc(*STRICT, "-O2", "-fPIC", "-fvisibility=hidden", "-shared", script, "-o", library,
-       LIBRARY / "shmserve.c")
+    cc(
+        *STRICT,
+        "-O2",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+        script,
+        "-o",
+        library,
+        LIBRARY / "shmserve.c",
+    )
     assert exported(library) == {f"{name}@@{version}" for name in named}
 
 
-@pytest.mark.parametrize("compiler", ["cc", pytest.param("clang", marks=pytest.mark.needs("clang"))])
+@pytest.mark.parametrize(
+    "compiler", ["cc", pytest.param("clang", marks=pytest.mark.needs("clang"))]
+)
 @pytest.mark.parametrize("level", ["-O0", "-O3"])
 def test_there_are_no_warnings(tmp_path: Path, compiler: str, level: str) -> None:
     strict = (*STRICT, "-Wshadow", "-Wpointer-arith", "-Wstrict-prototypes", level)
@@ -254,8 +289,15 @@ def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     for name in ("user.c", "user.cpp"):
         (user / name).write_text(USER)
     (user / "CMakeLists.txt").write_text(PROJECT)
-    run("cmake", "-S", LIBRARY, "-B", tmp_path / "built", f"-DCMAKE_INSTALL_PREFIX={prefix}",
-        "-DCMAKE_INSTALL_LIBDIR=lib")
+    run(
+        "cmake",
+        "-S",
+        LIBRARY,
+        "-B",
+        tmp_path / "built",
+        f"-DCMAKE_INSTALL_PREFIX={prefix}",
+        "-DCMAKE_INSTALL_LIBDIR=lib",
+    )
     run("cmake", "--build", tmp_path / "built")
     run("cmake", "--install", tmp_path / "built")
     run("cmake", "-S", user, "-B", user / "built", f"-DCMAKE_PREFIX_PATH={prefix}")
@@ -273,6 +315,13 @@ def test_make_builds_it(tmp_path: Path) -> None:
     """Also without CMake."""
     for cmake in ("cmake", ""):
         folder = tmp_path / (cmake or "plain")
-        run("make", "-C", ROOT, "--no-print-directory", "client-c", f"CLIENT_C={folder}",
-            f"CMAKE={cmake}")
+        run(
+            "make",
+            "-C",
+            ROOT,
+            "--no-print-directory",
+            "client-c",
+            f"CLIENT_C={folder}",
+            f"CMAKE={cmake}",
+        )
         assert {"libshmserve.a", "libshmserve.so"} <= set(os.listdir(folder))
