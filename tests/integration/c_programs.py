@@ -32,7 +32,7 @@ def cc(*arguments: str | Path, compiler: str = "cc") -> subprocess.CompletedProc
 
 @functools.cache
 def sanitizer(flag: str) -> tuple[str, ...]:
-    """Return compiler flags for a sanitizer; none if the compiler or the kernel does not have it."""
+    """Return flags for a sanitizer, or none if the compiler or the kernel does not have it."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "try.c"), Path(folder, "try")
         source.write_text(_TRY)
@@ -197,7 +197,7 @@ GOOD: dict[str, bytes] = {
 }
 
 
-class _ignored:  # noqa: N801
+class _ignored:
     """Context that ignores the end of a socket."""
 
     def __enter__(self) -> None:

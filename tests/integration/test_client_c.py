@@ -2,21 +2,18 @@
 
 import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shmserve.tensor.dtypes import DATATYPES
 from tests.crash.test_keeper import reload
 from tests.integration.c_programs import MEMORY, THREADS, CProgram, checks, run, sanitizer
 from tests.model_files import model_maker, native
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server, only
-from shmserve.tensor.dtypes import DATATYPES
 
 BASIC = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS: dict[str, Any] = {**SMALL, "max_lanes": 32}
