@@ -1512,6 +1512,8 @@ static shmserve_code prepare(shmserve_lane *lane, Call *call, const shmserve_req
         pthread_mutex_lock(&client->pool);
         Block *block = block_of(client, data);
         bool renews = block && block->address == data && (block->stained || block->late);
+        for (size_t k = 0; renews && k < request->input_count; k++)
+            renews = block_of(client, request->inputs[k].data) != block; /* contents would be lost */
         pthread_mutex_unlock(&client->pool);
         shmserve_code code = renews ? renew(client, data, call->deadline, error) : SHMSERVE_OK;
         if (code) return code;

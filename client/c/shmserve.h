@@ -131,9 +131,9 @@ SHMSERVE_API void shmserve_free(shmserve_client *client, void *buffer);
  *
  * If a request fails with DEADLINE_EXCEEDED, ABORTED, CANCELLED or PROTOCOL before the server has answered, the
  * server may still write to its outputs. Their buffers are then closed to requests (FAILED_PRECONDITION), until
- * the late answer has come or the buffer is renewed. A request whose output window begins where the buffer does
- * renews the buffer by itself, so loops with one output per buffer need not call this. No other request may be
- * using the buffer. */
+ * the late answer has come or the buffer is renewed. A request with an output at the buffer's start, and no input
+ * there, renews the buffer by itself: loops with a buffer for each output need not call this. No other request may
+ * be using the buffer. */
 SHMSERVE_API shmserve_code shmserve_renew(shmserve_client *client, void *buffer, shmserve_error *error);
 
 /* ----------------------------------------------------------------------------------------------- tensors */

@@ -184,6 +184,25 @@ def test_kills_under_load(server: Server, program: Path) -> None:
     assert seen.get("ABORTED", 0) <= 2, lines
 
 
+@pytest.mark.parametrize("flag", [MEMORY, THREADS])
+def test_kills_under_requests_of_all_kinds(server: Server, tmp_path: Path, flag: str) -> None:
+    """Threads with several requests each, short time limits and cancellations: no answer is wrong
+    or belongs to another request, and no request is left without."""
+    program = checks(tmp_path, *sanitizer(flag))
+    with CProgram(program, "busy_threads", socket_of(server)) as busy:
+        assert busy.line() == "begun"
+        for round_ in range(3):
+            os.kill(server.pids("executor pair")[round_ % 2], signal.SIGKILL)
+            (coordinator,) = server.pids("coordinator")
+            os.kill(coordinator, signal.SIGKILL)
+            wait_until(lambda: server.pids("coordinator"), "no new coordinator")
+            server.wait_linked()
+            server.wait_instances()
+        (line,) = busy.end()
+    assert int(line.removeprefix("answered=")) > 100
+    wait_until(lambda: not server.show("regions"), "regions stay")
+
+
 def test_a_newer_version_costs_nothing(server: Server, program: Path) -> None:
     with CProgram(program, "steady", socket_of(server), "echo") as steady:
         assert steady.line() == "begun"

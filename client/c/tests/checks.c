@@ -11,6 +11,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,7 @@ typedef struct {
     shmserve_tensor input;
     shmserve_output output;
     shmserve_request request;
+    float value; /* of the first element, where that is compared */
 } Floats;
 
 static const shmserve_request *floats_request(Floats *f, const float *in, size_t count, float *out) {
@@ -493,6 +495,100 @@ static void steady(const char *model) {
     shmserve_lane_close(lane);
 }
 
+/* What any call may return while executors and coordinators die. */
+static bool may_be(shmserve_code code) {
+    return code == SHMSERVE_OK || code == SHMSERVE_ABORTED || code == SHMSERVE_UNAVAILABLE || code == SHMSERVE_CANCELLED ||
+           code == SHMSERVE_DEADLINE_EXCEEDED || code == SHMSERVE_RESOURCE_EXHAUSTED;
+}
+
+static unsigned next_random(unsigned *state) { return *state = *state * 1664525u + 1013904223u, *state >> 16; }
+
+/* Take what has come, in one of the ways to wait. Each answer must be of the request that its `user` is. */
+static const char *take_some(shmserve_lane *lane, unsigned *state, long *answered) {
+    const shmserve_answer *answer = NULL;
+    unsigned way = next_random(state) % 3;
+    struct pollfd one = {.fd = shmserve_lane_fd(lane), .events = POLLIN};
+    int wait = shmserve_lane_poll_ms(lane);
+    if (way == 0) poll(&one, 1, wait < 0 || wait > 20 ? 20 : wait);
+    do {
+        if (shmserve_take(lane, way == 1 ? 5 * MS : 0, &answer, NULL)) return "take failed";
+        if (!answer) break;
+        if (!may_be(answer->code)) return answer->text;
+        Floats *f = answer->user;
+        if (!answer->code) {
+            const float *result = answer->outputs[0].data;
+            int64_t last = f->shape[0] - 1;
+            if (answer->outputs[0].shape[0] != last + 1 || result[0] != f->value + 1 || result[last] != f->value + 8) return "wrong";
+        }
+        f->request.user = NULL; /* free again */
+        ++*answered;
+    } while (answer);
+    return NULL;
+}
+
+static atomic_bool over;
+static atomic_long all_answered, all_ready;
+
+/* Keep a lane busy with up to eight requests of many kinds. */
+static void *busy_thread(void *argument) {
+    unsigned state = *(unsigned *)argument;
+    long answered = 0;
+    shmserve_lane *lane;
+    shmserve_error mine;
+    if (shmserve_lane_open(client, "pair", "", 30000 * MS, &lane, &mine)) return "no lane";
+    Floats requests[8] = {0};
+    float *memory[8], other[8][2000];
+    for (int i = 0; i < 8; i++)
+        if (!(memory[i] = shmserve_alloc(client, 40000, &mine))) return "no memory";
+    atomic_fetch_add(&all_ready, 1);
+    while (!atomic_load(&over)) {
+        unsigned slot = next_random(&state) % 8, kind = next_random(&state);
+        Floats *f = &requests[slot];
+        if (!f->request.user) {
+            size_t count = kind & 1 ? 2000 : 5;
+            float *in = kind & 2 ? memory[slot] + 4096 : other[slot];
+            f->value = (float)(next_random(&state) % 1000);
+            in[0] = f->value, in[count - 1] = f->value + 7;
+            floats_request(f, in, count, count > 5 || kind & 4 ? memory[slot] : NULL);
+            f->request.user = f;
+            f->request.timeout_ns = kind % 16 == 0 ? MS / 10 : 20000 * MS;
+            uint64_t ticket;
+            shmserve_code code = shmserve_submit(lane, &f->request, &ticket, &mine);
+            if (code == SHMSERVE_FAILED_PRECONDITION && kind & 2) /* the input's buffer, too, may still be written to */
+                code = shmserve_renew(client, memory[slot], &mine), f->request.user = NULL;
+            else if (code) f->request.user = NULL;
+            else if (kind % 32 == 9) shmserve_cancel(lane, ticket, NULL);
+            if (!may_be(code)) return mine.text[0] ? "submit failed" : "?";
+        }
+        const char *problem = take_some(lane, &state, &answered);
+        if (problem) return (void *)(uintptr_t)problem;
+    }
+    shmserve_lane_close(lane);
+    for (int i = 0; i < 8; i++) shmserve_free(client, memory[i]);
+    atomic_fetch_add(&all_answered, answered);
+    return NULL;
+}
+
+static void busy_threads(void) {
+    enum { THREADS = 4 };
+    pthread_t started[THREADS];
+    unsigned seeds[THREADS];
+    for (unsigned i = 0; i < THREADS; i++) {
+        seeds[i] = i + 1;
+        CHECK(!pthread_create(&started[i], NULL, busy_thread, &seeds[i]));
+    }
+    while (atomic_load(&all_ready) < THREADS) usleep(1000);
+    puts("begun");
+    getchar(); /* until the standard input ends */
+    atomic_store(&over, true);
+    for (int i = 0; i < THREADS; i++) {
+        void *problem;
+        CHECK(!pthread_join(started[i], &problem));
+        if (problem) fprintf(stderr, "thread %d: %s\n", i, (const char *)problem), exit(1);
+    }
+    printf("answered=%ld\n", atomic_load(&all_answered));
+}
+
 /* Send a command, of which the executor may die; then a harmless one. */
 static void obey(const char *model, const char *text, const char *in_pool) {
     shmserve_lane *lane = open_lane(model);
@@ -662,6 +758,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(name, "deadlines")) deadlines();
     else if (!strcmp(name, "poll_loop")) poll_loop();
     else if (!strcmp(name, "threads")) threads();
+    else if (!strcmp(name, "busy_threads")) busy_threads();
     else if (!strcmp(name, "steady")) steady(first);
     else if (!strcmp(name, "obey")) obey(first, second, argc > 5 ? argv[5] : "message");
     else if (!strcmp(name, "describe")) describe(first);
