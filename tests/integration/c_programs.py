@@ -107,7 +107,7 @@ def run(*command: str | Path, environ: Mapping[str, str] | None = None) -> list[
 class FakePeer:
     """Server that answers each question, by the name of its message, with given packets.
 
-    `replies`: packet by name; the reply to "OpenLane" has a lane's descriptor. `lane`: packets
+    `replies`: packet by name, empty: no reply; the reply to "OpenLane" has a lane's descriptor. `lane`: packets
     sent at once for each packet that comes over a lane; an empty packet closes the lane.
     `descriptors`: how many descriptors ride along with each reply, and with each packet of lanes.
     """
@@ -164,6 +164,8 @@ class FakePeer:
                 if not question:
                     break
                 name = next(n for n in self._replies if n.encode() in question)
+                if not self._replies[name]:
+                    continue
                 if name == "OpenLane":
                     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                     self._start(self._serve_lane, self._kept(ours))

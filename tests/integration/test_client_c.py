@@ -221,19 +221,21 @@ def test_a_newer_version_costs_nothing(server: Server, program: Path) -> None:
     wait_until(lambda: set(before).isdisjoint(server.pids("executor echo")), "the old one stays")
 
 
-def test_a_restart_of_the_service(program: Path) -> None:
+@pytest.mark.parametrize("way", ["stop", "kill_all"])
+def test_a_restart_of_the_service(program: Path, way: str) -> None:
     """Memory is registered again, and calls wait for the server."""
     server = Server(BASIC, **only("echo"), **SETTINGS)
     try:
         server.start()
         with CProgram(program, "steady", socket_of(server), "echo") as steady:
             assert steady.line() == "begun"
-            server.stop()
+            getattr(server, way)()
             server.start()
             lines = steady.end()
         seen = counts(lines)
         assert seen["OK"] > 1, lines
         assert seen.keys() <= {"OK", "ABORTED", "again"}, lines
+        assert seen.get("ABORTED", 0) <= (way == "kill_all"), lines
         server.stop()
     finally:
         server.kill_all()

@@ -179,6 +179,14 @@ def test_failures_have_code_and_text(program: Path, tmp_path: Path) -> None:
     assert told(program, tmp_path, (ANSWER,), ClientHello=none)["lane"] == "UNIMPLEMENTED"
 
 
+def test_time_limits_hold_where_nothing_is_answered(program: Path, tmp_path: Path) -> None:
+    steps = told(program, tmp_path, (), DescribeModel=b"")
+    assert (steps["describe"], steps["infer"]) == ("DEADLINE_EXCEEDED",) * 2
+    steps = told(program, tmp_path, (), OpenLane=b"", RegisterMemfd=b"")
+    assert (steps["alloc"], steps["lane"]) == ("DEADLINE_EXCEEDED",) * 2
+    assert told(program, tmp_path, (), ClientHello=b"") == {"connect": "DEADLINE_EXCEEDED"}
+
+
 def test_a_lane_that_ends(program: Path, tmp_path: Path) -> None:
     """A request with memory is not sent again; one that was moved is, to a lane that moves it
     again, until its time is over."""
