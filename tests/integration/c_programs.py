@@ -107,9 +107,10 @@ def run(*command: str | Path, environ: Mapping[str, str] | None = None) -> list[
 class FakePeer:
     """Server that answers each question, by the name of its message, with given packets.
 
-    `replies`: packet by name, empty: no reply; the reply to "OpenLane" has a lane's descriptor. `lane`: packets
-    sent at once for each packet that comes over a lane; an empty packet closes the lane.
-    `descriptors`: how many descriptors ride along with each reply, and with each packet of lanes.
+    `replies`: packet by name; empty: no reply. The reply to "OpenLane" has a lane's descriptor.
+    `lane`: packets sent at once for each packet that comes over a lane; an empty packet closes the
+    lane. `descriptors`: how many descriptors ride along with each reply, and with each packet of
+    lanes.
     """
 
     def __init__(

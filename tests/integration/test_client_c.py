@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shmserve.protocol.control import client_messages as control
 from shmserve.tensor.dtypes import DATATYPES
 from tests.crash.test_keeper import reload
 from tests.integration.c_programs import MEMORY, THREADS, CProgram, checks, run, sanitizer
@@ -119,6 +120,17 @@ def test_the_socket_is_found(server: Server, program: Path, tmp_path: Path) -> N
     ):
         (line,) = run(program, "timing", "", "4096", "3", environ={**plain, **found})
         assert line.startswith("4096 bytes: p50 ")
+
+
+@pytest.mark.skipif(not hasattr(control, "DescribeModel"), reason="the server has no description")
+def test_a_model_is_described(server: Server, program: Path) -> None:
+    assert run(program, "describe", socket_of(server), "pair") == [
+        *("pair 1 single", "IN FP32 -1", "OUT FP32 -1", "PID INT64 1"),
+    ]
+    first, *_ = run(program, "describe", socket_of(server), "teller")
+    assert first == "teller 1 decoupled"
+    (line,) = run(program, "describe", socket_of(server), "nope")
+    assert line.startswith("NOT_FOUND ")
 
 
 # ---------------------------------------------------------------------------- deaths and restarts
