@@ -758,13 +758,12 @@ static shmserve_code converse(shmserve_client *client, const Writer *question, i
     *reader = (Reader){client->packet, client->packet + size, false};
     if ((*items = take_name(reader, expected)) != SIZE_MAX) return SHMSERVE_OK;
     if (*received >= 0) close(*received), *received = -1;
-    char code[32], text[SHMSERVE_TEXT];
+    char code[32], text[SHMSERVE_TEXT + 4]; /* which fail cuts where no character is divided */
     *items = take_name(reader, "Failed");
     if (*items == SIZE_MAX || *items < 2) return outcome_failed(error, VIOLATION);
     take_short(reader, code, sizeof code);
     take_short(reader, text, sizeof text);
     if (reader->bad) return outcome_failed(error, VIOLATION);
-    end_text(text, strlen(text));
     shmserve_code failure = code_from_name(code);
     if (failure == SHMSERVE_OK) failure = SHMSERVE_UNKNOWN;
     fail(error, failure, "%s", text);
@@ -1558,28 +1557,26 @@ static size_t count_calls(const shmserve_lane *lane, State state) {
     return count;
 }
 
-/* Send a call over the open lane. */
+static void cancel_unsent(shmserve_lane *lane, Call *call) {
+    release(lane, call, false, false, false);
+    call_failed(lane, call, SHMSERVE_CANCELLED, "the request was cancelled");
+}
+
+/* Send a call over the open lane. It stays unsent where the socket is full, as the executor may not read before this
+ * end has taken answers, and where the lane has ended. */
 static void send_call(shmserve_lane *lane, Call *call) {
-    for (;;) {
-        int64_t left = call->deadline == NEVER ? 0 : call->deadline - now_ns();
-        if (left < 0) left = 1;
-        for (unsigned i = 0; call->timeout_at && i < 8; i++)
-            call->parts->packet[call->timeout_at + 1 + i] = (uint8_t)((uint64_t)left >> 8 * (7 - i));
-        pthread_mutex_lock(&lane->guard);
-        bool cancelled = atomic_load(&call->cancelled);
-        Outcome outcome = cancelled ? DONE : send_packet(lane->fd, call->parts->packet, call->size, -1, 0);
-        if (outcome == DONE && !cancelled) call->state = SENT;
-        pthread_mutex_unlock(&lane->guard);
-        if (outcome == TIMEOUT && wait_for(lane->fd, POLLOUT, call->deadline)) continue;
-        if (outcome == DONE && !cancelled) call->attempts++;
-        else if (outcome == GONE) lane_lost(lane, SHMSERVE_ABORTED); /* nobody has this call: it stays unsent */
-        else {
-            release(lane, call, false, false, false);
-            call_failed(lane, call, cancelled ? SHMSERVE_CANCELLED : SHMSERVE_DEADLINE_EXCEEDED,
-                        cancelled ? "the request was cancelled" : LATE);
-        }
-        return;
-    }
+    int64_t left = call->deadline == NEVER ? 0 : call->deadline - now_ns();
+    if (left < 0) left = 1;
+    for (unsigned i = 0; call->timeout_at && i < 8; i++)
+        call->parts->packet[call->timeout_at + 1 + i] = (uint8_t)((uint64_t)left >> 8 * (7 - i));
+    pthread_mutex_lock(&lane->guard);
+    bool cancelled = atomic_load(&call->cancelled);
+    Outcome outcome = cancelled ? TIMEOUT : send_packet(lane->fd, call->parts->packet, call->size, -1, 0);
+    if (outcome == DONE) call->state = SENT;
+    pthread_mutex_unlock(&lane->guard);
+    if (cancelled) cancel_unsent(lane, call);
+    if (outcome == DONE) call->attempts++;
+    if (outcome == GONE) lane_lost(lane, SHMSERVE_ABORTED);
 }
 
 /* Ask the server once for a lane. */
@@ -1810,7 +1807,7 @@ static void take_late(shmserve_lane *lane) {
 
 static void give_credit(shmserve_lane *lane, Call *call, uint32_t answers) {
     call->taken -= answers;
-    if (call->state == SENT && lane->fd >= 0) send_short(lane, "LaneCredit", call->number, answers, call->deadline);
+    if (call->state == SENT && lane->fd >= 0) send_short(lane, "LaneCredit", call->number, answers, now_ns() + TRY_NS);
 }
 
 shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket, uint32_t answers, shmserve_error *error) {
@@ -1889,15 +1886,16 @@ static int64_t next_time(const shmserve_lane *lane, bool tries) {
         const Call *call = &lane->calls[i];
         if (call->state == FAILED) return 0;
         if (call->state == SENT || call->state == UNSENT) next = earlier(next, call->deadline);
-        if (call->state == UNSENT && !lane->leaving && tries) next = earlier(next, lane->retry_at);
+        if (call->state == UNSENT && lane->fd < 0 && tries) next = earlier(next, lane->retry_at);
     }
     return next;
 }
 
-/* Return an answer that the library has itself: a failure, or a deadline that has passed. */
+/* Return an answer that the library has itself: a failure, a cancellation, or a deadline that has passed. */
 static const shmserve_answer *own_answer(shmserve_lane *lane, int64_t now) {
     for (size_t i = 0; i < UNDER_WAY; i++) {
         Call *call = &lane->calls[i];
+        if (call->state == UNSENT && atomic_load(&call->cancelled)) cancel_unsent(lane, call);
         if (call->state == FAILED) return failed_answer(lane, call, FREE);
         if ((call->state == SENT || call->state == UNSENT) && call->deadline <= now) return expire(lane, call);
     }

@@ -325,8 +325,8 @@ typedef struct shmserve_answer {
 SHMSERVE_API shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_request *request,
                                           const shmserve_answer **answer, shmserve_error *error);
 
-/* Send a request; shmserve_take gives its answers. Waits only where the lane has to be replaced or its socket is full,
- * at most until the request's deadline. `ticket` may be NULL; tickets are never 0. RESOURCE_EXHAUSTED: as many
+/* Send a request; shmserve_take gives its answers. Waits only where the lane or memory has to be replaced, at most
+ * until the request's deadline. `ticket` may be NULL; tickets are never 0. RESOURCE_EXHAUSTED: as many
  * requests are under way as may be. */
 SHMSERVE_API shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket,
                                            shmserve_error *error);

@@ -82,7 +82,17 @@ def socket_of(server: Server) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["datatypes", "refusals", "pool", "streams", "deadlines", "poll_loop", "threads"]
+    "name",
+    [
+        "datatypes",
+        "full_sockets",
+        "refusals",
+        "pool",
+        "streams",
+        "deadlines",
+        "poll_loop",
+        "threads",
+    ],
 )
 def test_a_program_in_c(server: Server, program: Path, name: str) -> None:
     run(program, name, socket_of(server))

@@ -194,6 +194,8 @@ def test_a_lane_that_ends(program: Path, tmp_path: Path) -> None:
     moved = wire.encode(LaneAnswer(1, status=503, code="UNAVAILABLE", moved=True))
     assert told(program, tmp_path, (moved,))["infer"] == "DEADLINE_EXCEEDED"
     assert told(program, tmp_path, ())["infer"] == "DEADLINE_EXCEEDED"
+    with FakePeer(GOOD, (moved,)).listening(tmp_path) as path:
+        assert run(program, "peer_cancelled", path) == ["infer CANCELLED"]
 
 
 # ------------------------------------------------------------------------------------- the decoder

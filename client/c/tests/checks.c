@@ -152,6 +152,31 @@ static void datatypes(void) {
     free(other);
 }
 
+/* More in messages than the sockets hold, both ways: nothing waits for the other end to read. */
+static void full_sockets(void) {
+    enum { COUNT = SHMSERVE_BF16, SIZE = 4000 };
+    static const uint8_t zeros[SIZE];
+    char names[COUNT][16];
+    int64_t shapes[COUNT];
+    shmserve_tensor inputs[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        shmserve_datatype datatype = (shmserve_datatype)(i + 1);
+        size_t size = shmserve_datatype_size(datatype);
+        snprintf(names[i], 16, "IN_%s", shmserve_datatype_name(datatype));
+        shapes[i] = (int64_t)(SIZE / (size ? size : 4)); /* BYTES: a text without bytes takes 4 */
+        inputs[i] = (shmserve_tensor){names[i], datatype, 1, &shapes[i], zeros, SIZE};
+    }
+    shmserve_lane *lane = open_lane("mirror");
+    shmserve_request request = {.inputs = inputs, .input_count = COUNT};
+    for (int i = 0; i < SHMSERVE_MAX_UNDER_WAY; i++) CHECK(!shmserve_submit(lane, &request, NULL, &error));
+    usleep(300000);
+    for (int i = 0; i < SHMSERVE_MAX_UNDER_WAY; i++) {
+        const shmserve_answer *answer = next_answer(lane);
+        CHECK(!answer->code && answer->output_count == COUNT && answer->attempts == 1);
+    }
+    shmserve_lane_close(lane);
+}
+
 static void refusals(void) {
     float *in = buffer(1024), *out = buffer(1024), elsewhere[2000] = {0};
     shmserve_lane *lane = open_lane("echo"), *none;
@@ -652,6 +677,23 @@ static void peer(const char *path) {
     shmserve_close(client);
 }
 
+/* A request that no lane takes is cancelled. */
+static void peer_cancelled(const char *path) {
+    shmserve_options options = {.path = path, .look_us = -1};
+    CHECK(!shmserve_connect(&options, &client, &error));
+    shmserve_lane *lane = open_lane("m");
+    pthread_t thread;
+    float in[4] = {1, 2, 3, 4};
+    Floats f;
+    floats_request(&f, in, 4, NULL);
+    f.request.timeout_ns = 60000 * MS;
+    CHECK(!pthread_create(&thread, NULL, cancel_soon, lane));
+    printf("infer %s\n", shmserve_code_name(shmserve_infer(lane, &f.request, NULL, &error)));
+    pthread_join(thread, NULL);
+    shmserve_lane_close(lane);
+    shmserve_close(client);
+}
+
 static void describe(const char *name) {
     shmserve_model *model = NULL;
     for (int round = 0; round < 2; round++) {
@@ -759,14 +801,16 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IONBF, 0);
     if (argc < 3) return fprintf(stderr, "usage: checks NAME CLIENT_SOCKET [ARGUMENT ...]\n"), 2;
     const char *name = argv[1], *first = argc > 3 ? argv[3] : "", *second = argc > 4 ? argv[4] : "";
-    if (!strcmp(name, "peer")) {
-        peer(argv[2]);
+    if (!strncmp(name, "peer", 4)) {
+        if (!strcmp(name, "peer")) peer(argv[2]);
+        else peer_cancelled(argv[2]);
         CHECK(open_descriptors() == descriptors);
         return 0;
     }
     shmserve_options options = {.path = *argv[2] ? argv[2] : NULL, .reconnect_ns = 60000 * MS};
     CHECK(!shmserve_connect(&options, &client, &error));
     if (!strcmp(name, "datatypes")) datatypes();
+    else if (!strcmp(name, "full_sockets")) full_sockets();
     else if (!strcmp(name, "refusals")) refusals();
     else if (!strcmp(name, "pool")) pool();
     else if (!strcmp(name, "streams")) streams();
