@@ -1218,7 +1218,7 @@ void shmserve_model_free(shmserve_model *model) {
 #define QUICK_NS (1 * MS)
 #define ACTIVE 4
 #define SAVED_NS (4 * MS)
-#define AWAY_NS (MS / 5)
+#define AWAY_NS (MS / 20)
 #define LONG_AWAY_NS (1 * MS)
 #define PAUSE_LOOKS_NS (5 * MS)
 

@@ -201,26 +201,24 @@ def test_a_lane_that_ends(program: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- the decoder
 
 
+def built(folder: Path, name: str) -> Path:
+    """Build a program that has the library's source in it."""
+    program = folder / name
+    strict = ("-std=c11", "-Wall", "-Werror", "-O1", "-g", *sanitizer(MEMORY))
+    cc(*strict, "-o", program, LIBRARY / f"tests/{name}.c", "-pthread")
+    return program
+
+
 def test_the_decoder_survives_what_comes(tmp_path: Path) -> None:
     """`make fuzz-c` tries ten million inputs."""
-    fuzzer = tmp_path / "fuzz_decoder"
-    source = LIBRARY / "tests/fuzz_decoder.c"
-    cc(
-        "-std=c11",
-        "-Wall",
-        "-Werror",
-        "-O1",
-        "-g",
-        *sanitizer(MEMORY),
-        "-o",
-        fuzzer,
-        source,
-        "-pthread",
-    )
-    (line,) = run(fuzzer, "50000", "7")
+    (line,) = run(built(tmp_path, "fuzz_decoder"), "50000", "7")
     inputs, accepted = map(int, re.findall(r"\d+", line))
     assert inputs == 50000
     assert 1000 < accepted < inputs, "inputs are near to what is valid"
+
+
+def test_polling_before_sleeping(tmp_path: Path) -> None:
+    assert run(built(tmp_path, "looks")) == []
 
 
 # ---------------------------------------------------------------------------------- what is built
