@@ -256,7 +256,8 @@ SHMSERVE_API void shmserve_model_free(shmserve_model *model);
 /* ------------------------------------------------------------------------------------------------- lanes */
 
 /* A lane to the executors of one model: up to SHMSERVE_MAX_UNDER_WAY requests under way. For one thread at a time:
- * open a lane per thread. When an executor ends, dies or restarts, the lane goes on with another by itself. */
+ * open a lane per thread. When an executor ends, dies or restarts, the lane goes on with another by itself; requests
+ * that come meanwhile wait until the lane's streams have ended. */
 typedef struct shmserve_lane shmserve_lane;
 
 /* Open a lane; version "": the newest at any time. `timeout_ns`: 0: 5 s. The client must live longer than the lane.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -315,7 +316,13 @@ def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     assert run(user / "built/in_c") == run(user / "built/in_cxx") == ["0.2.0"]
     found = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
     (flags,) = run("pkg-config", "--cflags", "--libs", "shmserve", environ=found)
-    for compiler, source in (("cc", "user.c"), ("c++", "user.cpp")):
+    compilers = (
+        ("cc", "user.c"),
+        ("c++", "user.cpp"),
+        ("clang", "user.c"),
+        ("clang++", "user.cpp"),
+    )
+    for compiler, source in compilers if shutil.which("clang") else compilers[:2]:
         cc("-o", user / "linked", user / source, *flags.split(), compiler=compiler)
         found = {**os.environ, "LD_LIBRARY_PATH": str(prefix / "lib")}
         assert run(user / "linked", environ=found) == ["0.2.0"]
