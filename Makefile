@@ -117,7 +117,7 @@ coverage-ends:  ## coverage, on the oldest and the newest of PYTHONS instead, wh
 		$(MAKE) --no-print-directory coverage PYTHON=$$python; \
 	done
 
-test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
+test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the backends pytorch and huggingface
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
 test-runtimes: $(RUNTIME_DEPS)  ## set up scikit-learn, XGBoost and LightGBM, and pass the tests of their backends
@@ -258,6 +258,7 @@ $(DEV_DEPS): $(VENV)/bin/python $(DISTRIBUTIONS)
 
 $(TORCH_DEPS): $(DEV_DEPS)
 	$(INSTALL) $(TORCH)
+	$(INSTALL_TREE) '.[huggingface]'
 	@touch $@
 
 .cupy%/.installed: | $(VENV)/bin/python

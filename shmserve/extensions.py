@@ -47,6 +47,7 @@ _OURS = {
         "sklearn": f"{_ESTIMATORS}.sklearn_models:SklearnBackend",
         "xgboost": f"{_ESTIMATORS}.boosters:XgboostBackend",
         "lightgbm": f"{_ESTIMATORS}.boosters:LightgbmBackend",
+        "huggingface": f"{_ESTIMATORS}.pipelines:HuggingfaceBackend",
         "grps": "shmserve.grps.executor.project_backend:GrpsBackend",
     },
     FOLDER_READERS: {
@@ -57,6 +58,7 @@ _OURS = {
         "sklearn": f"{_RUNTIMES}:sklearn",
         "xgboost": f"{_RUNTIMES}:xgboost",
         "lightgbm": f"{_RUNTIMES}:lightgbm",
+        "huggingface": f"{_RUNTIMES}:huggingface",
         "grps": "shmserve.grps.repository.project_reader:reader",
     },
     HTTP_ROUTES: {"grps": "shmserve.grps.frontend.http.grps_routes:add_routes"},

@@ -123,6 +123,7 @@ NEEDS = {
         name: Need(partial(_module, name), "make test-runtimes, for 250 MB of disk")
         for name in ("lightgbm", "sklearn", "xgboost")
     },
+    "transformers": Need(partial(_module, "transformers"), "make test-torch, for 1.2 GB of disk"),
     "kserve": Need((ROOT / ".venv-kserve/.kserve").exists, "make test-kserve, for 450 MB of disk"),
     "mounts": Need(_mounts, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),

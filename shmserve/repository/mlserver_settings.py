@@ -22,6 +22,7 @@ _BACKENDS = {  # package of the implementation -> backend
     "mlserver_sklearn": "sklearn",
     "mlserver_xgboost": "xgboost",
     "mlserver_lightgbm": "lightgbm",
+    "mlserver_huggingface": "huggingface",
 }
 
 

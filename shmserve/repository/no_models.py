@@ -16,7 +16,12 @@ _FILES = {
     for kind in backend_kinds.BUILT_IN.values()
     for file in kind.files
 }
-_RUNTIME_FILES = [file for kind in backend_kinds.RUNTIMES.values() for file in kind.files]
+_RUNTIME_FILES = [
+    file
+    for kind in backend_kinds.RUNTIMES.values()
+    for file in kind.files
+    if file != "config.json"  # may be anything
+]
 # models without need of a configuration
 _DESCRIBED = (".py", ".onnx", backend_kinds.EXPORTED, *_RUNTIME_FILES)
 _ALMOST_VERSION = re.compile(r"v?0*([1-9][0-9]{0,17})")

@@ -56,3 +56,4 @@ class RuntimeReader(FolderReader):
 sklearn = RuntimeReader(RUNTIMES["sklearn"])
 xgboost = RuntimeReader(RUNTIMES["xgboost"], b"{")  # JSON and UBJSON
 lightgbm = RuntimeReader(RUNTIMES["lightgbm"], b"tree")
+huggingface = RuntimeReader(RUNTIMES["huggingface"])

@@ -132,7 +132,7 @@ def test_a_pipeline_of_texts_needs_its_tensors_in_the_configuration(tmp_path: Pa
     texts = ["good fine", "bad awful", "fine", "awful"]
     model = make_pipeline(CountVectorizer(), MultinomialNB()).fit(texts, [1, 0, 1, 0])
     directory = folder(tmp_path, "model.joblib", joblib_of(model))
-    with pytest.raises(ConfigError, match=r"'predict': dims is missing.*number of columns"):
+    with pytest.raises(ConfigError, match=r"input: dims is missing.*number of columns"):
         load(directory, allow_model_code=True)
     config = 'backend: "sklearn" input [ { name: "text" data_type: TYPE_STRING dims: [ -1 ] } ]'
     (tmp_path / "m/config.pbtxt").write_text(config)

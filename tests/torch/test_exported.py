@@ -177,6 +177,16 @@ def test_a_program_with_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.gpu
+def test_a_program_on_a_gpu(tmp_path: Path) -> None:
+    cupy = pytest.importorskip("cupy")
+    backend, spec = load(export(tmp_path / "m", "AddSub", *tensors()), "cuda:0")
+    assert backend.reads_on_device
+    got = arrays(ask(backend, spec, x=cupy.asarray(X), y=cupy.asarray(X)))["OUTPUT__0"]
+    assert isinstance(got, cupy.ndarray)
+    assert got.get().tolist() == (2 * X).tolist()
+
+
 CONFIG = """
 input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] } ]
 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] } ]

@@ -93,5 +93,6 @@ RUNTIMES = {
         "sklearn": ("model.joblib", "model.pkl", "model.pickle"),
         "xgboost": ("model.json", "model.ubj", "model.bst"),
         "lightgbm": ("model.txt", "model.bst"),
+        "huggingface": ("config.json",),
     }.items()
 }

@@ -35,6 +35,15 @@ def test_a_folder_is_one_version(tmp_path: Path, version: str | None, expected: 
     assert list(repository.scan([str(tmp_path)]).models) == ["m"]
 
 
+def test_a_folder_served_by_its_path_alone(tmp_path: Path) -> None:
+    """As `NAME=PATH` in `model_repository` lays such a folder out."""
+    folder = make(tmp_path, parameters={"uri": "./model.joblib", "version": "7"})
+    (tmp_path / "single/own").mkdir(parents=True)
+    (tmp_path / "single/own/1").symlink_to(folder)
+    (spec,) = repository.read_folder(str(tmp_path / "single/own")).specs
+    assert (spec.name, spec.version, spec.backend) == ("own", "1", "sklearn")
+
+
 def test_each_version_folder_may_have_settings(tmp_path: Path) -> None:
     for version in "12":
         folder = make(tmp_path, at=version, name="m")

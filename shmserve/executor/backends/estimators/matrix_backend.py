@@ -31,7 +31,6 @@ from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES, from_numpy, object
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
-_INPUT = InputEntry("predict")
 _TRIAL_ROWS = 2
 
 Matrix = np.ndarray[Any, Any]
@@ -45,6 +44,7 @@ class MatrixBackend(ABC):
     device = CPU
     reads_on_device = False
     batching = BatchForm.STACKED
+    default_input = InputEntry("predict", "TYPE_FP32")
 
     def __init__(self) -> None:
         self._methods: Methods = {}
@@ -91,20 +91,15 @@ class MatrixBackend(ABC):
                 f"model '{spec.name}': backend '{spec.backend}' takes one input, the configuration"
                 f" has {len(spec.config.input)}"
             )
-        entry = spec.config.input[0] if spec.config.input else _INPUT
+        entry = spec.config.input[0] if spec.config.input else self.default_input
         if entry.data_type == "TYPE_INVALID":
-            entry = replace(entry, data_type="TYPE_FP32")
-        if not entry.dims and columns is None:
-            raise ConfigError(
-                f"model '{spec.name}': input '{entry.name}': dims is missing, and the model does"
-                " not tell its number of columns"
-            )
-        if not entry.dims and not spec.max_batch_size:  # any number of rows, without batches
-            entry = replace(entry, dims=(-1, columns or -1))
+            entry = replace(entry, data_type=self.default_input.data_type)
+        if not entry.dims:
+            entry = replace(entry, dims=self.input_dims(spec, columns))
         spec = replace(spec, config=replace(spec.config, input=(entry,)))
         datatype = BY_CONFIG_NAME[entry.data_type].name
         dims = (_TRIAL_ROWS, columns) if columns else _trial_shape(entry, spec.max_batch_size)
-        outputs = self._tried(spec, _zeros(datatype, dims))
+        outputs = self.tried(spec, _zeros(datatype, dims))
         if outputs is None:
             return self._described(spec, directory)
         rest: tuple[int | None, ...] = dims[1:] if columns else (None,) * len(dims[1:])
@@ -123,7 +118,17 @@ class MatrixBackend(ABC):
         config = model_config.of_spec(spec, folder_reader.kinds())
         return config.spec(spec.version, read_labels(config, directory))
 
-    def _tried(self, spec: ModelSpec, matrix: Matrix) -> dict[str, GraphTensor] | None:
+    def input_dims(self, spec: ModelSpec, columns: int | None) -> tuple[int, ...]:
+        """Return the dims of the input: without batches, requests have any number of rows. Raise
+        ConfigError if the model does not tell the number of columns."""
+        if columns is None:
+            raise ConfigError(
+                f"model '{spec.name}': input: dims is missing, and the model does not tell its"
+                " number of columns"
+            )
+        return (columns,) if spec.max_batch_size else (-1, columns)
+
+    def tried(self, spec: ModelSpec, matrix: Matrix) -> dict[str, GraphTensor] | None:
         """Return the outputs for a matrix. Return None if the model does not take the matrix, and
         the configuration describes all tensors. Raise ConfigError if the configuration does not."""
         tensors = {}
