@@ -7,6 +7,7 @@ every field.
 """
 
 import os
+import re
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from shmserve.tensor.dtypes import DATATYPES
 
 FILE = "model-settings.json"
 _MOST_BYTES = 1 << 20
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _BACKENDS = {  # package of the implementation -> backend
     "mlserver_sklearn": "sklearn",
     "mlserver_xgboost": "xgboost",
@@ -59,7 +61,7 @@ class ModelSettings(Struct):
     def version(self) -> int:
         """Version of the model; 1 if the file's version is no positive number."""
         text = (self.parameters and self.parameters.version) or ""
-        return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**18 else 1
+        return int(text) if _VERSION.fullmatch(text) else 1
 
     @property
     def uri(self) -> str:
@@ -92,16 +94,18 @@ def read(folder: str, model: str) -> ModelSettings | None:
 def file_of(settings: ModelSettings, folder: str, files: tuple[str, ...], model: str) -> str:
     """Return the model's file, relative to the settings' folder. `files`: names to look for if
     the settings name a folder. Raise ConfigError for a file outside of the folder."""
-    path = os.path.normpath(os.path.join(folder, settings.uri))
-    if os.path.isdir(path):
-        named = (os.path.join(path, file) for file in files)
-        path = next(filter(os.path.exists, named), os.path.join(path, files[0]))
-    if "://" in settings.uri or not text_files.is_inside(path, folder):
-        raise ConfigError(
-            f"model '{model}': {FILE}: parameters.uri '{settings.uri}' is not inside the folder of"
-            f" {FILE}: move the model there"
-        )
-    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    for root in (folder, os.path.realpath(folder)):  # an absolute uri has the real path
+        path = os.path.normpath(os.path.join(root, settings.uri))
+        if "\0" in path or "://" in settings.uri or os.path.commonpath([root, path]) != root:
+            continue
+        if os.path.isdir(path):
+            named = (os.path.join(path, file) for file in files)
+            path = next(filter(os.path.exists, named), os.path.join(path, files[0]))
+        return os.path.relpath(path, root)
+    raise ConfigError(
+        f"model '{model}': {FILE}: parameters.uri '{text_files.printable(settings.uri)}' is not"
+        f" inside the folder of {FILE}: move the model there"
+    )
 
 
 def configuration(settings: ModelSettings, file: str, model: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def make(root: Path, implementation: str = SKLEARN, at: str = "", **fields: Any)
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [("2", "2"), ("v0.1.0", "1"), ("", "1"), ("0", "1"), (None, "1"), ("9" * 30, "1")],
+    [("2", "2"), ("v0.1.0", "1"), ("", "1"), ("0", "1"), (None, "1"), ("9" * 5000, "1")],
 )
 def test_a_folder_is_one_version(tmp_path: Path, version: str | None, expected: str) -> None:
     folder = make(tmp_path, parameters={"uri": "./model.joblib", "version": version})
@@ -78,6 +78,7 @@ def test_fields_become_a_configuration(tmp_path: Path) -> None:
         ({"parameters": {"uri": "../x.joblib"}}, "uri '../x.joblib' is not inside the folder of"),
         ({"parameters": {"uri": "/etc/passwd"}}, "uri '/etc/passwd' is not inside"),
         ({"parameters": {"uri": "s3://b/m"}}, "uri 's3://b/m' is not inside"),
+        ({"parameters": {"uri": "a\0b"}}, r"uri 'a\x00b' is not inside"),
         ({"parameters": {"uri": "./none.joblib"}}, "has no file 'none.joblib'"),
         (
             {"inputs": [{"name": "x", "datatype": "FP31"}]},
@@ -93,7 +94,18 @@ def test_wrong_fields_are_named(tmp_path: Path, fields: dict[str, Any], text: st
     found = repository.scan([str(tmp_path)])
     assert "fine" in found.models
     reasons = [*found.failures.values(), *getattr(found.models.get("m"), "failures", {}).values()]
-    assert text in str(reasons)
+    assert text in " ".join(reasons)
+
+
+def test_a_file_may_be_a_link_and_its_path_absolute(tmp_path: Path) -> None:
+    folder = make(tmp_path, parameters={"uri": str(tmp_path / "m/model.pkl")})
+    (tmp_path / "blob").touch()
+    (folder / "model.pkl").symlink_to(tmp_path / "blob")
+    (tmp_path / "other/m").mkdir(parents=True)
+    (tmp_path / "other/m/1").symlink_to(folder)
+    for directory in (folder, tmp_path / "other/m"):
+        (spec,) = repository.read_folder(str(directory)).specs
+        assert spec.config.model_file == "model.pkl"
 
 
 def test_config_pbtxt_comes_first(tmp_path: Path) -> None:
