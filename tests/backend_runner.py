@@ -175,8 +175,9 @@ def load(
     instance = f"{spec.name}/{spec.version}/0"
     metrics = CustomMetrics()  # of this model alone: one process may load several
     context = Context(
-        spec, folder.directory, instance, device, auto, models, allow_model_code, metrics
-    )
+        spec, folder.directory, instance, device, auto, models, metrics,
+        allow_model_code=allow_model_code,
+    )  # fmt: skip
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()

@@ -189,10 +189,10 @@ class Context(Struct, frozen=True):
     device: str  # "cpu" or "cuda:0", numbered as CUDA numbers devices in this process
     auto: bool = False  # a backend that cannot use the device may run on the CPU instead
     models: OtherModels = NO_MODELS  # the server's other models
-    allow_model_code: bool = False  # the setting of this name: see `require_model_code`
     metrics: CustomMetrics = field(default_factory=lambda: custom_metrics.registry)
     # Called by a backend that chooses the threads of its runs, with their number
     show_threads: Callable[[int], None] = lambda _: None
+    allow_model_code: bool = False  # the setting of the same name: see `require_model_code`
 
     def require_model_code(self, reason: str) -> None:
         """Raise ConfigError if the service does not let model files bring code. `reason`: how a

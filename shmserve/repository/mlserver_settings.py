@@ -113,7 +113,10 @@ def configuration(settings: ModelSettings, file: str, model: str) -> dict[str, A
     file. Raise ConfigError for settings without an equivalent."""
     where = f"model '{model}': {FILE}"
     if settings.name not in ("", model):
-        raise ConfigError(f"{where}: name '{settings.name}' must be the folder's name")
+        raise ConfigError(
+            f"{where}: name '{settings.name}' must be the folder's name: rename the folder, or"
+            f" write '{settings.name}=FOLDER' in model_repository"
+        )
     batched = settings.max_batch_size > 1
     config: dict[str, Any] = {
         "backend": settings.backend,

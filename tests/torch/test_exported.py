@@ -1,6 +1,7 @@
 """Programs of torch.export and packages of AOTInductor, compared with the module's own answer."""
 
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -68,6 +69,13 @@ def test_a_program_tells_its_tensors_and_batches(tmp_path: Path) -> None:
     got = arrays(ask(backend, spec, y=X + 1, x=X))
     assert got["OUTPUT__0"].tolist() == (X + X + 1).tolist()
     assert got["OUTPUT__1"].tolist() == [[-1] * 3] * 2
+
+
+def test_sizes_that_are_computed_from_rows_make_no_batch(tmp_path: Path) -> None:
+    backend, spec = load(export(tmp_path / "m", "Every2nd", tensors()[0], rows=8))
+    assert (spec.max_batch_size, spec.inputs[0].shape, spec.outputs[0].shape) == (0, (-1, 3), (-1,))
+    got = arrays(ask(backend, spec, x=np.ones((5, 3), np.float32)))["OUTPUT__0"]
+    assert got.shape == (8,)
 
 
 def test_shapes_that_a_program_excludes_are_the_callers_mistake(tmp_path: Path) -> None:
@@ -185,6 +193,50 @@ def test_a_program_on_a_gpu(tmp_path: Path) -> None:
     got = arrays(ask(backend, spec, x=cupy.asarray(X), y=cupy.asarray(X)))["OUTPUT__0"]
     assert isinstance(got, cupy.ndarray)
     assert got.get().tolist() == (2 * X).tolist()
+
+
+def rewritten(file: Path, **changes: tuple[str, str]) -> None:
+    """Replace text in members of an archive. `changes`: by a part of the member's name."""
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            for part, (old, new) in changes.items():
+                if part in name:
+                    assert old.encode() in content
+                    content = content.replace(old.encode(), new.encode())
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    "size", ["open('x').read()", "eval(chr(49))", "().__class__", "Symbol('a').name", "lambda: 1"]
+)
+def test_code_in_the_place_of_a_size_needs_permission(tmp_path: Path, size: str) -> None:
+    directory = export(tmp_path / "m", "AddSub", *tensors(), rows=8)
+    file = tmp_path / "m/1/model.pt2"
+    with zipfile.ZipFile(file) as archive:
+        (text,) = (archive.read(name) for name in archive.namelist() if "model.json" in name)
+    (found,) = set(re.findall(rb'"expr_str": *"([^"]*)"', text))
+    rewritten(file, **{"models/model.json": (found.decode(), size)})
+    with pytest.raises(ConfigError, match=r"holds code in the place of a size.*allow_model_code"):
+        load(directory)
+
+
+def test_a_constant_that_is_a_pickle_needs_permission(tmp_path: Path) -> None:
+    directory = export(tmp_path / "m", "Double", tensors()[0])
+    entry = '"config": {"c": {"path_name": "opaque_obj_0", "use_pickle": true}}'
+    rewritten(tmp_path / "m/1/model.pt2", constants_config=('"config": {}', entry))
+    with pytest.raises(ConfigError, match=r"'model.pt2' holds a pickle.*allow_model_code"):
+        load(directory)
+
+
+def test_members_with_one_name_are_refused(tmp_path: Path) -> None:
+    directory = export(tmp_path / "m", "Double", tensors()[0])
+    with zipfile.ZipFile(tmp_path / "m/1/model.pt2", "a") as archive:
+        name = next(name for name in archive.namelist() if "model.json" in name)
+        archive.writestr(name.upper(), "{}")
+    with pytest.raises(ConfigError, match=r"is no exported program"):
+        load(directory)
 
 
 CONFIG = """

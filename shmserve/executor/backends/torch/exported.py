@@ -17,14 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve.core.device_names import device_name
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import graph_completion
-from shmserve.executor.backends.graph_completion import GraphTensor
+from shmserve.executor.backends.graph_completion import Graph, GraphTensor
 from shmserve.executor.backends.model_errors import from_cuda, sanitised
+from shmserve.executor.backends.torch import archive_check
 from shmserve.executor.backends.torch.arguments import Signature, places, require_tensors
+from shmserve.tensor.config_document import InputEntry
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -41,7 +44,6 @@ _TYPES = {
         for bits in (8, 16, 32, 64)
     },
 }
-_PACKAGE = "data/aotinductor/"  # folder of native code in the archive
 _CHECK = "AOTI_RUNTIME_CHECK_INPUTS"  # without the variable, native code trusts shapes blindly
 _SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # without the variable, torch may unpickle any object
 # Texts of torch for shapes outside of the program's limits
@@ -94,7 +96,7 @@ class Program(Struct, eq=False):
         given = self._placed("output", named[1], self.outputs, self.counts[1], spec.name)
         if self.inputs:
             graphs = _renamed(self.inputs, taken), _renamed(self.outputs, given)
-            spec = graph_completion.completed(spec, directory, *graphs)
+            spec = graph_completion.completed(_unbatched(spec, *graphs), directory, *graphs)
         elif len(taken) != self.counts[0]:
             raise ConfigError(
                 f"model '{spec.name}': the configuration has {len(taken)} inputs, the package takes"
@@ -115,15 +117,25 @@ class Program(Struct, eq=False):
         return places(kind, names, count, model)
 
 
+def _unbatched(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
+    """Return the spec with the whole shapes of inputs, for requests without batches, unless all
+    tensors have the same number of rows, or the configuration chooses batches."""
+    rows = {tensor.dims[:1] for graph in (inputs, outputs) for tensor in graph.values()}
+    if spec.max_batch_size or len(rows) == 1:
+        return spec
+    entries = spec.config.input or tuple(map(InputEntry, inputs))
+    entries = tuple(replace(e, dims=e.dims or inputs[e.name].shape) for e in entries)
+    return replace(spec, config=replace(spec.config, input=entries))
+
+
 def opened(torch: Any, path: str, ordinal: int | None, context: Context) -> Program:
     """Load the program of a file. `ordinal`: GPU of the instance; None: the CPU. Raise ConfigError
     if the file is unreadable, for another device, or forbidden native code."""
     spec = context.spec
     try:
-        with zipfile.ZipFile(path) as archive:
-            is_package = any(_PACKAGE in name for name in archive.namelist())
-        if is_package:
-            context.require_model_code(f"file '{spec.config.model_file}' holds native code")
+        if reason := archive_check.code_in(path):
+            context.require_model_code(f"file '{spec.config.model_file}' {reason}")
+        if reason == archive_check.NATIVE:
             os.environ.setdefault(_CHECK, "1")  # native code, too, sees torch's variables
             return _package(torch, path, ordinal, context)
         if not context.allow_model_code:
