@@ -12,6 +12,7 @@ FUZZ_DEPS := $(VENV)/.fuzz
 INTEROP_DEPS := $(VENV)/.interop
 SITE_DEPS := $(VENV)/.site
 RAY_DEPS := $(VENV)/.ray
+RUNTIME_DEPS := $(VENV)/.runtimes
 # Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
 BYTECODE := $(VENV)/.bytecode
 
@@ -97,7 +98,7 @@ CLIENT_C ?= build/client-c
 CMAKE ?= $(shell command -v cmake)
 CFLAGS_C := -std=c11 -O2 -g -Wall -Wextra -Werror -Wconversion -fPIC -fvisibility=hidden -pthread
 
-.PHONY: client-c fuzz-c install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
+.PHONY: client-c fuzz-c install wheel serve test coverage coverage-ends test-pythons test-torch test-runtimes test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
 	chaos reload-drill fault-matrix restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -121,8 +122,11 @@ coverage-ends:  ## coverage, on the oldest and the newest of PYTHONS instead, wh
 		$(MAKE) --no-print-directory coverage PYTHON=$$python; \
 	done
 
-test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
+test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the backends pytorch and huggingface
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
+
+test-runtimes: $(RUNTIME_DEPS)  ## set up scikit-learn, XGBoost and LightGBM, and pass the tests of their backends
+	$(BIN)/python -m pytest --require=sklearn,xgboost,lightgbm tests/runtimes
 
 test-kserve: $(DEV_DEPS) $(KSERVE)/.kserve  ## set up KServe's Python client, try it, and hold deploy/kserve against it
 	$(BIN)/python -m pytest --require=kserve -k kserve tests/e2e/test_public.py tests/unit/test_kserve_files.py
@@ -278,10 +282,15 @@ $(DEV_DEPS): $(VENV)/bin/python $(DISTRIBUTIONS)
 
 $(TORCH_DEPS): $(DEV_DEPS)
 	$(INSTALL) $(TORCH)
+	$(INSTALL_TREE) '.[huggingface]'
 	@touch $@
 
 .cupy%/.installed: | $(VENV)/bin/python
 	$(INSTALL) --target .cupy$* --no-deps cupy-cuda$*x==$(CUPY_VERSION) 'cuda-pathfinder>=1.3.4,<2'
+	@touch $@
+
+$(RUNTIME_DEPS): $(DEV_DEPS)
+	$(INSTALL_TREE) '.[sklearn,xgboost,lightgbm]'
 	@touch $@
 
 $(FUZZ_DEPS): $(DEV_DEPS)

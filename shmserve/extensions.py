@@ -37,11 +37,17 @@ NATIVE_REQUESTS = "shmserve.native_requests"
 SETTINGS = "shmserve.settings"
 
 _READERS = "shmserve.repository.folder_reader"
+_RUNTIMES = "shmserve.repository.runtime_readers"
+_ESTIMATORS = "shmserve.executor.backends.estimators"
 _OURS = {
     BACKENDS: {
         "python": "shmserve.executor.backends.python.python_backend:PythonBackend",
         "onnxruntime": "shmserve.executor.backends.onnx.backend:OnnxRuntimeBackend",
         "pytorch": "shmserve.executor.backends.torch.torchscript:PytorchBackend",
+        "sklearn": f"{_ESTIMATORS}.sklearn_models:SklearnBackend",
+        "xgboost": f"{_ESTIMATORS}.boosters:XgboostBackend",
+        "lightgbm": f"{_ESTIMATORS}.boosters:LightgbmBackend",
+        "huggingface": f"{_ESTIMATORS}.pipelines:HuggingfaceBackend",
         "grps": "shmserve.grps.executor.project_backend:GrpsBackend",
     },
     FOLDER_READERS: {
@@ -49,6 +55,10 @@ _OURS = {
         "onnxruntime": f"{_READERS}:onnxruntime",
         "pytorch": f"{_READERS}:pytorch",
         "ensemble": f"{_READERS}:ensemble",
+        "sklearn": f"{_RUNTIMES}:sklearn",
+        "xgboost": f"{_RUNTIMES}:xgboost",
+        "lightgbm": f"{_RUNTIMES}:lightgbm",
+        "huggingface": f"{_RUNTIMES}:huggingface",
         "grps": "shmserve.grps.repository.project_reader:reader",
     },
     HTTP_ROUTES: {"grps": "shmserve.grps.frontend.http.grps_routes:add_routes"},

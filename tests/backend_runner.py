@@ -160,17 +160,24 @@ class FakeBackendRequest:
 
 
 def load(
-    directory: str, device: str = CPU, auto: bool = False, models: OtherModels = NO_MODELS
+    directory: str,
+    device: str = CPU,
+    auto: bool = False,
+    models: OtherModels = NO_MODELS,
+    allow_model_code: bool = False,
 ) -> tuple[Backend, ModelSpec]:
     """Load the newest version of a model's folder, as an executor of an instance on `device` does.
 
-    `auto` and `models` are as in `Context`.
+    `auto`, `models` and `allow_model_code` are as in `Context`.
     """
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
     instance = f"{spec.name}/{spec.version}/0"
     metrics = CustomMetrics()  # of this model alone: one process may load several
-    context = Context(spec, folder.directory, instance, device, auto, models, metrics)
+    context = Context(
+        spec, folder.directory, instance, device, auto, models, metrics,
+        allow_model_code=allow_model_code,
+    )  # fmt: skip
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,6 +100,10 @@ def _pidns() -> bool:
         return False
 
 
+def _module(name: str) -> bool:
+    return find_spec(name) is not None
+
+
 def _program(name: str) -> Callable[[], bool]:
     return lambda: shutil.which(name) is not None
 
@@ -117,6 +121,11 @@ NEEDS = {
     "haproxy": Need(_program("haproxy"), "apt-get install -y haproxy, which need not run"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
+    **{
+        name: Need(partial(_module, name), "make test-runtimes, for 250 MB of disk")
+        for name in ("lightgbm", "sklearn", "xgboost")
+    },
+    "transformers": Need(partial(_module, "transformers"), "make test-torch, for 1.2 GB of disk"),
     "kserve": Need((ROOT / ".venv-kserve/.kserve").exists, "make test-kserve, for 450 MB of disk"),
     "mounts": Need(_mounts, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from shmserve.core.scheduling.sequence_names import SequenceName
-from shmserve.errors import ShmserveError
+from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor import custom_metrics
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.custom_metrics import CustomMetrics
@@ -192,6 +192,15 @@ class Context(Struct, frozen=True):
     metrics: CustomMetrics = field(default_factory=lambda: custom_metrics.registry)
     # Called by a backend that chooses the threads of its runs, with their number
     show_threads: Callable[[int], None] = lambda _: None
+    allow_model_code: bool = False  # the setting of the same name: see `require_model_code`
+
+    def require_model_code(self, reason: str) -> None:
+        """Raise ConfigError if the service does not let model files bring code. `reason`: how a
+        file brings code, as the beginning of the error's sentence."""
+        if not self.allow_model_code:
+            raise ConfigError(
+                f"model '{self.spec.name}': {reason}: the setting allow_model_code must be true"
+            )
 
     @property
     def xp(self) -> Any:

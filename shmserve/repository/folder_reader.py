@@ -6,17 +6,28 @@ check``, and in executors. A reader never runs a model's code.
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from shmserve import extensions
-from shmserve.protocol.triton_config import backend_kinds
+from shmserve.protocol.triton_config import backend_kinds, document
 from shmserve.protocol.triton_config.backend_kinds import (
     ENSEMBLE,
+    EXPORTED,
     MODEL_FILE_IN_FOLDER,
+    ONNXRUNTIME,
+    PYTHON,
+    PYTORCH,
     BackendKind,
 )
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
 from shmserve.tensor.spec import ModelSpec
+
+
+def version_folder(directory: str, version: str) -> str:
+    """Return the folder of a version's files: without version folders, the model's own."""
+    folder = os.path.join(directory, version)
+    return folder if os.path.isdir(folder) else directory
 
 
 class FolderReader:
@@ -37,12 +48,30 @@ class FolderReader:
     def recognises(self, directory: str, version: int) -> bool:
         """Return True if a version's files look like this backend's. Called if config.pbtxt names
         no backend."""
-        return os.path.exists(os.path.join(directory, str(version), self.kind.model_file))
+        folder = os.path.join(directory, str(version))
+        return any(os.path.exists(os.path.join(folder, file)) for file in self.kind.files)
+
+    def config_optional(self, directory: str, versions: list[int]) -> bool:
+        """Return True if the versions of a model are served without a config.pbtxt, too."""
+        return self.kind.config_optional
+
+    def configuration(self, directory: str, versions: list[int]) -> dict[str, Any]:
+        """Return the JSON form of a configuration from other files than config.pbtxt, or an empty
+        dict. Raise ConfigError if such a file is wrong."""
+        return {}
+
+    def model_file(self, directory: str, version: str, configured: str) -> str:
+        """Return the name of a version's model file. `configured`: the name in the configuration,
+        or the first of the backend's names, which stands for all of the names."""
+        folder = version_folder(directory, version)
+        names = self.kind.files if configured == self.kind.model_file else ()
+        present = (file for file in names if os.path.exists(os.path.join(folder, file)))
+        return next(present, configured)
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
         """Return the reason, for clients, why a version cannot be served, or ""."""
-        file = config.model_file
-        path = os.path.join(directory, str(version), file)
+        file = self.model_file(directory, str(version), config.model_file)
+        path = os.path.join(version_folder(directory, str(version)), file)
         if os.path.isdir(path):  # a model in several files, of which this is the main file
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         if not os.path.isfile(path):
@@ -77,10 +106,29 @@ class EnsembleReader(FolderReader):
         return ""
 
 
+class PytorchReader(FolderReader):
+    """Reader for TorchScript models, which need a configuration, and for exported programs, which
+    describe all tensors."""
+
+    def config_optional(self, directory: str, versions: list[int]) -> bool:
+        return any(
+            os.path.exists(os.path.join(directory, str(version), file))
+            for version in versions
+            for file in self.kind.other_files
+        )
+
+    def completed(
+        self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
+    ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
+        if not spec.config.model_file.endswith(EXPORTED):
+            document.require_complete(spec)
+        return spec, groups
+
+
 ensemble = EnsembleReader(ENSEMBLE)
-python, onnxruntime, pytorch = (
-    FolderReader(kind) for kind in backend_kinds.BUILT_IN.values() if kind is not ENSEMBLE
-)
+python = FolderReader(backend_kinds.BUILT_IN[PYTHON])
+onnxruntime = FolderReader(backend_kinds.BUILT_IN[ONNXRUNTIME])
+pytorch = PytorchReader(backend_kinds.BUILT_IN[PYTORCH])
 
 
 def readers() -> dict[str, FolderReader]:

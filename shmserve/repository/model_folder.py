@@ -12,7 +12,7 @@ from shmserve.errors import ConfigError
 from shmserve.observe import gpus
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config import instance_groups, model_config
-from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, BackendKind
+from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, RUNTIMES, BackendKind
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
 from shmserve.repository import folder_reader, text_files
@@ -75,7 +75,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
         raise ConfigError(f"'{text_files.printable(name)}' is not a valid model name, {fault}")
     readers = folder_reader.readers()
     present = _versions(directory, name, readers)
-    config = _config(directory, name, _guess(directory, present, readers), override)
+    config = _config(directory, name, present, readers, override)
     labels = read_labels(config, directory)
     placed = _groups_of(config, readers[config.backend].kind)
     groups: dict[str, tuple[InstanceGroup, ...]] = {}
@@ -96,7 +96,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
             specs.append(spec)
             groups[spec.version] = own
     if not specs and not failures:
-        files = (k.model_file for k in BUILT_IN.values() if k.model_file)
+        files = (file for kind in BUILT_IN.values() for file in kind.files)
         found = next((f for f in files if os.path.exists(os.path.join(directory, f))), "")
         remedy = f": move {found} to 1/{found}" if found else ""
         text = f"model '{name}': no version folder (a positive number) is there{remedy}"
@@ -138,25 +138,31 @@ def _versions(directory: str, name: str, readers: Readers) -> list[int]:
 
 
 def _config(
-    directory: str, name: str, guess: FolderReader | None, override: str | None
+    directory: str, name: str, present: list[int], readers: Readers, override: str | None
 ) -> ModelConfig:
     kinds = folder_reader.kinds()
+    guess = _guess(directory, present, readers)
     backend = guess.kind.name if guess else ""
     if override is not None:
         return model_config.parse_json(override, name, backend, kinds=kinds)
     path = os.path.join(directory, CONFIG_FILE)
-    text = ""
     if os.path.lexists(path):
         text = text_files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
-    elif guess is None or not guess.kind.config_optional:
+        return model_config.parse(text, name, backend, kinds)
+    if guess is None or not guess.config_optional(directory, present):
         hint = _NO_TENSORS if backend == "pytorch" else ""
         raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{hint}")
-    return model_config.parse(text, name, backend, kinds)
+    own = guess.configuration(directory, present)
+    return model_config.parse_dict(own, name, backend, kinds=kinds)
 
 
 def _guess(directory: str, present: list[int], readers: Readers) -> FolderReader | None:
-    """Return the reader that recognises the newest version, asking extensions first."""
-    ordered = sorted(readers.values(), key=lambda reader: reader.kind.name in BUILT_IN)
+    """Return the reader that recognises the newest version, asking extensions first, and runtimes
+    last, because a file of a runtime may lie beside a model.py."""
+    ordered = sorted(
+        readers.values(),
+        key=lambda reader: (reader.kind.name in RUNTIMES, reader.kind.name in BUILT_IN),
+    )
     for version in reversed(present):
         for reader in ordered:
             if reader.recognises(directory, version):
@@ -168,7 +174,11 @@ def _completed(
     directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...], readers: Readers
 ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
     """Return the spec and groups, completed from the model's files and parameters."""
-    spec, groups = readers[spec.backend].completed(directory, spec, groups)
+    own = readers[spec.backend]
+    if spec.config.model_file:
+        file = own.model_file(directory, spec.version, spec.config.model_file)
+        spec = replace(spec, config=replace(spec.config, default_model_filename=file))
+    spec, groups = own.completed(directory, spec, groups)
     spec = replace(spec, config=instance_groups.shown(spec.config, groups))
     for reader in extensions.concerned(extensions.FOLDER_READERS, spec.parameters):
         spec = reader.with_parameters(spec)

@@ -5,27 +5,51 @@ import re
 from itertools import islice
 
 from shmserve import ids
+from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import backend_kinds
+from shmserve.repository import mlserver_settings
+from shmserve.repository.mlserver_settings import FILE, ModelSettings
 from shmserve.repository.model_folder import CONFIG_FILE, looks_like_model
 
-_MLSERVER = "model-settings.json"
 _FILES = {
-    os.path.splitext(kind.model_file)[1]: kind.model_file
+    os.path.splitext(file)[1]: file
     for kind in backend_kinds.BUILT_IN.values()
-    if kind.model_file
+    for file in kind.files
 }
+_RUNTIME_FILES = [
+    file
+    for kind in backend_kinds.RUNTIMES.values()
+    for file in kind.files
+    if file != "config.json"  # may be anything
+]
+# models without need of a configuration
+_DESCRIBED = (".py", ".onnx", backend_kinds.EXPORTED, *_RUNTIME_FILES)
 _ALMOST_VERSION = re.compile(r"v?0*([1-9][0-9]{0,17})")
 _MOST_NAMED = 4
 _MOST_OPENED = 100  # folders within a folder
 _REWRITE = (
-    f"MLServer's {_MLSERVER} is not read here: write {CONFIG_FILE} and 1/model.py"
-    " (docs/from_mlserver.md shows how)"
+    f"MLServer's {FILE} names an implementation that is not served here: write {CONFIG_FILE} and"
+    " 1/model.py (docs/from_mlserver.md shows how)"
 )
 
 
 def of_mlserver(directory: str) -> str:
-    """Return a remedy if a folder has MLServer's description of a model, else ""."""
-    return _REWRITE if os.path.exists(os.path.join(directory, _MLSERVER)) else ""
+    """Return a remedy for a folder of MLServer's with an unsupported implementation, else ""."""
+    settings = _mlserver(directory)
+    return _REWRITE if settings and not settings.backend else ""
+
+
+def _mlserver(directory: str) -> ModelSettings | None:
+    try:
+        return mlserver_settings.read(directory, os.path.basename(directory))
+    except ConfigError:  # reported with the model
+        return None
+
+
+def name_of(directory: str) -> str:
+    """Return the name of a model's own folder: MLServer's name, or the folder's."""
+    settings = _mlserver(directory)
+    return (settings and settings.name) or os.path.basename(directory)
 
 
 def of_folder(directory: str) -> str:
@@ -34,8 +58,8 @@ def of_folder(directory: str) -> str:
     if advice := of_mlserver(directory):
         return advice
     if file := _model_file(files):
-        target = f"1/{_FILES[os.path.splitext(file)[1]]}"
-        needs = "" if file.endswith((".py", ".onnx")) else f", and write {CONFIG_FILE}"
+        target = f"1/{_FILES.get(os.path.splitext(file)[1], file)}"
+        needs = "" if file.endswith(_DESCRIBED) else f", and write {CONFIG_FILE}"
         return f"has {file}, but no version folder: move {file} to {target}{needs}"
     for name in folders:
         if match := _ALMOST_VERSION.fullmatch(name):
@@ -49,11 +73,10 @@ def of_folder(directory: str) -> str:
 
 def of_repository(directory: str) -> str:
     """Return why a repository's folder holds no models, if it is a model's own folder; else ""."""
-    files, _ = _listed(directory)
-    name = os.path.basename(directory)
+    name = name_of(directory)
     name = name if ids.is_model_name(name) else "NAME"
-    if _MLSERVER in files:
-        return f"is a model of MLServer's, and no folder of models: {_REWRITE} in a folder below it"
+    if advice := of_mlserver(directory):
+        return f"is a model of MLServer's, and no folder of models: {advice} in a folder below it"
     if sign := sign_of_model(directory):
         return (
             f"is a model's own folder (it has {sign}), and no folder of models:"
@@ -69,16 +92,18 @@ def sign_of_model(directory: str) -> str:
     others = [name for name in folders if not name.isdigit()][:_MOST_OPENED]
     if any(looks_like_model(os.path.join(directory, name)) for name in others):
         return ""
-    inside = [f"{n}/{f}" for n in folders if n.isdigit() for f in _FILES.values()]
-    signs = [CONFIG_FILE if CONFIG_FILE in files else "", _model_file(files)]
+    inside = [
+        f"{n}/{f}" for n in folders if n.isdigit() for f in (*_FILES.values(), *_RUNTIME_FILES)
+    ]
+    signs = [name for name in (CONFIG_FILE, FILE) if name in files] + [_model_file(files)]
     signs += [path for path in inside if os.path.exists(os.path.join(directory, path))]
     return next(filter(None, signs), "")
 
 
 def _model_file(files: list[str]) -> str:
     """Return a possible model file of a backend, first by the backend's own file name."""
-    named = [file for file in _FILES.values() if file in files]
-    others = [f for f in files if os.path.splitext(f)[1] in (".onnx", ".pt")]
+    named = [file for file in (*_FILES.values(), *_RUNTIME_FILES) if file in files]
+    others = [f for f in files if os.path.splitext(f)[1] in _FILES.keys() - {".py"}]
     return next(iter([*named, *others]), "")
 
 

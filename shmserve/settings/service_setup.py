@@ -63,6 +63,13 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         kind.NonNegative,
         "largest total size of the files that come with one request to load a model",
     ] = 64 * kind.MIB
+    allow_model_code: Annotated[
+        bool,
+        "true: load model files that run code of their own where other formats hold data: "
+        "pickles (joblib, `.bin`), native code (AOTInductor packages), Python beside the weights "
+        "(`trust_remote_code`) ([which](security.md#models-that-bring-code)). A `model.py` needs "
+        "no permission",
+    ] = False
     ready_requires: Annotated[
         kind.Names,
         "models that must serve before the server is ready: `all` models that should be "

@@ -86,7 +86,7 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
         """Advice for operators if the backend has chosen `max_batch_size`, else ""."""
         size = self.max_batch_size
         return (
-            f"max_batch_size {size} is the default for ONNX models whose first dimensions are all"
+            f"max_batch_size {size} is the default for models whose first dimensions are all"
             " variable; max_batch_size in config.pbtxt allows other batches"
             if self.chosen_batch
             else ""

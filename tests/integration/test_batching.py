@@ -99,7 +99,7 @@ def waiting(server: Server, model: str, count: int) -> None:
 
 def test_a_batch_size_that_nobody_has_set_is_told(server: Server) -> None:
     notes = {row["model"]: row["note"] for row in show.ask(server.run_dir, "models")}
-    assert notes["bare"].startswith("max_batch_size 4 is the default for ONNX models")
+    assert notes["bare"].startswith("max_batch_size 4 is the default for models whose")
     assert notes["sum"] == notes["meeting"] == ""
     assert f"configuration: {notes['bare']}" in server.log()
 

@@ -21,6 +21,11 @@ class Vast(torch.nn.Module):
         return torch.empty([1 << 50], device=x.device)
 
 
+class Every2nd(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(-1)[::2]
+
+
 class Same(torch.nn.Module):
     def forward(self, x):
         return x

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from shmserve import config
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -83,7 +84,8 @@ def main() -> int:
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
         devices = Devices.of(instance.device, Mappings())
-        backend, _ = model_loading.load(instance, devices)
+        permitted = config.load().allow_model_code
+        backend, _ = model_loading.load(instance, devices, allow_model_code=permitted)
         backend.close()
     except Exception as ex:
         version = os.path.join(instance.directory, instance.spec.version)

@@ -154,7 +154,11 @@ class Executor:
         started = time.monotonic()
         try:
             backend, spec = model_loading.load(
-                self.instance, self.devices, self.calls, self.status.show_threads
+                self.instance,
+                self.devices,
+                self.calls,
+                self.status.show_threads,
+                self.settings.allow_model_code,
             )
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex

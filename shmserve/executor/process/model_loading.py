@@ -42,12 +42,16 @@ def load(
     devices: Devices,
     models: OtherModels = NO_MODELS,
     show_threads: Callable[[int], None] = lambda _: None,
+    allow_model_code: bool = False,
 ) -> tuple[Backend, ModelSpec]:
     """Load and warm up the model of an instance. Return the backend and the completed spec. Raise
-    the cause of a failure; nothing is left behind. `show_threads`: of the `Context`."""
+    the cause of a failure; nothing is left behind. `show_threads`, `allow_model_code`: of the
+    `Context`."""
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
-    context = msgspec.structs.replace(context, show_threads=show_threads)
+    context = msgspec.structs.replace(
+        context, show_threads=show_threads, allow_model_code=allow_model_code
+    )
     backend, spec = ragged.load(backend, context)
     try:
         if backend.device == CPU:  # also the case if the backend could not use the instance's GPU

@@ -20,6 +20,7 @@ class BackendKind(Struct, frozen=True):
         needs_cupy: instances on a GPU need CuPy.
         device_hint: where models of the backend name their devices, as text for error messages.
             With a hint, shmserve does not place instance groups and refuses `gpus`.
+        other_files: further names of the model file, in the order of the search.
     """
 
     name: str
@@ -31,12 +32,20 @@ class BackendKind(Struct, frozen=True):
     instance_kinds: tuple[str, ...] = (AUTO, CPU)
     needs_cupy: bool = False
     device_hint: str = ""
+    other_files: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Possible names of the model file; empty for ensembles."""
+        return (self.model_file, *self.other_files) if self.model_file else ()
 
 
 # The model file may instead be a folder with this file: ONNX models with external data.
 MODEL_FILE_IN_FOLDER = "model.onnx"
 ONNXRUNTIME = "onnxruntime"
 PYTHON = "python"
+PYTORCH = "pytorch"
+EXPORTED = ".pt2"  # end of the names of exported programs, which are no TorchScript models
 # Not a backend, because an ensemble has no instances. A configuration must select it by
 # `platform`.
 ENSEMBLE = BackendKind("ensemble", "", platforms=("ensemble",), platform="ensemble")
@@ -63,13 +72,27 @@ BUILT_IN = {
             instance_kinds=(AUTO, CPU, GPU),  # ONNX models cannot choose a device
         ),
         BackendKind(
-            "pytorch",
+            PYTORCH,
             "model.pt",
+            other_files=("model.pt2",),
             platforms=("pytorch_libtorch",),
             platform="pytorch_libtorch",
+            completes=True,  # exported programs; TorchScript models: see `PytorchReader`
             instance_kinds=_ALL,
             needs_cupy=True,
         ),
         ENSEMBLE,
     )
+}
+# Backends of other libraries. Their models describe all tensors.
+RUNTIMES = {
+    name: BackendKind(
+        name, files[0], config_optional=True, completes=True, other_files=tuple(files[1:])
+    )
+    for name, files in {
+        "sklearn": ("model.joblib", "model.pkl", "model.pickle"),
+        "xgboost": ("model.json", "model.ubj", "model.bst"),
+        "lightgbm": ("model.txt", "model.bst"),
+        "huggingface": ("config.json",),
+    }.items()
 }

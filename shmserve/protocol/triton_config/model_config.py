@@ -28,6 +28,7 @@ from shmserve.protocol.triton_config.backend_kinds import (
     ENSEMBLE,
     ONNXRUNTIME,
     PYTHON,
+    RUNTIMES,
     BackendKind,
 )
 from shmserve.protocol.triton_config.batching import check_batch_tensors, check_batching
@@ -180,7 +181,8 @@ def _validated(
     outputs = tensors(message.output, model, "output", batched, partial)
     policy = version_policy(message, model)
     model_file = message.default_model_filename or kind.model_file
-    if not steps and not is_plain_file_name(model_file):
+    parts = model_file.split("/") if backend in RUNTIMES else [model_file]  # as MLServer's uri
+    if not steps and not all(map(is_plain_file_name, parts)):
         raise ConfigError(
             f"model '{model}': default_model_filename '{model_file}' is not a plain file name"
         )

@@ -20,7 +20,8 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Check
     def run(*files: str, path: str = "", load: bool = False, **settings: str) -> Any:
         for file in files:
             (tmp_path / "r" / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "r" / file).touch()
+            custom = file.endswith("model-settings.json")
+            (tmp_path / "r" / file).write_text('{"implementation": "a.B"}' if custom else "")
         settings = {"model_repository": str(tmp_path / "r" / path), **settings}
         for name, value in {**settings, "run_dir": str(tmp_path / "run")}.items():
             monkeypatch.setenv(f"SHMSERVE_{name.upper()}", value)
@@ -34,18 +35,20 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Check
 
 NONE = "FAIL  model_repository has no model"
 MLSERVER = (
-    "MLServer's model-settings.json is not read here: write config.pbtxt and 1/model.py"
-    " (docs/from_mlserver.md shows how)"
+    "MLServer's model-settings.json names an implementation that is not served here:"
+    " write config.pbtxt and 1/model.py (docs/from_mlserver.md shows how)"
 )
 
 
 @pytest.mark.parametrize(
     ("files", "path", "found"),
     [
-        ("a/notes.txt", "", "r/a has neither 1/model.py or 1/model.onnx or 1/model.pt nor config."),
+        ("a/notes.txt", "", "r/a has neither 1/model.py or 1/model.onnx or 1/model.pt or 1/model."),
         ("a/model.py", "", "r/a has model.py, but no version folder: move model.py to 1/model.py"),
         ("a/net.onnx", "", "r/a has net.onnx, but no version folder: move net.onnx to 1/model."),
         ("a/net.pt", "", "move net.pt to 1/model.pt, and write config.pbtxt"),
+        ("a/model.pt2", "", "has model.pt2, but no version folder: move model.pt2 to 1/model.pt2"),
+        ("a/model.pkl", "", "has model.pkl, but no version folder: move model.pkl to 1/model.pkl"),
         ("a/v01/model.py", "", "r/a its folder 'v01' is no version: rename it to '1'"),
         ("a/b/1/model.py", "", "has folders of models (b), and is none: add its path to model_"),
         ("a/model-settings.json a/model.py", "", f"r/a {MLSERVER}"),

@@ -9,6 +9,7 @@ import pytest
 from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import document
+from shmserve.protocol.triton_config.backend_kinds import BackendKind
 from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 from shmserve.protocol.triton_config.model_config import (  # type: ignore[attr-defined]
     VersionPolicy,
@@ -316,11 +317,11 @@ def test_backend_by_name_platform_or_files() -> None:
 
 def test_missing_parts_are_for_models_that_can_tell_them() -> None:
     half = "input [ { name: 'A' data_type: TYPE_FP32 } ] output [ { name: 'B' dims: [1] } ]"
-    for backend in ("python", "onnxruntime"):
+    for backend in ("python", "onnxruntime", "pytorch"):
         config = parse(f"backend: '{backend}' {half}", "m")
         assert (config.inputs, config.outputs) == ((), ())
     with pytest.raises(ConfigError, match="input 'A': dims is missing"):
-        parse(f"backend: 'pytorch' {half}", "m")
+        parse(f"backend: 'own' {half}", "m", kinds={"own": BackendKind("own", "model.own")})
     with pytest.raises(ConfigError, match="input 'A': dims is missing"):
         parse_dict(config.document.as_dict(), "m", partial=False)
 

@@ -110,7 +110,7 @@ def test_a_scan_does_not_look_into_other_folders_more_than_it_must(tmp_path, mon
     found = repository.scan([str(tmp_path)])
     assert not [path for path in opened if f"{tmp_path}/data/" in path]
     assert found.skipped() == [f"{tmp_path}/data has neither 1/model.py or 1/model.onnx or"
-                               " 1/model.pt nor config.pbtxt"]  # fmt: skip
+                               " 1/model.pt or 1/model.pt2 nor config.pbtxt"]  # fmt: skip
     assert len(opened) < 150
 
 
@@ -187,9 +187,21 @@ def test_config_is_optional_for_models_that_tell(tmp_path) -> None:
     (folder / "1" / "model.py").rename(folder / "1" / "model.pt")
     with pytest.raises(ConfigError, match=r"config.pbtxt is missing .a TorchScript model does"):
         repository.read_folder(str(folder))
-    (folder / "1" / "model.pt").rename(folder / "1" / "model.bin")
+    (folder / "1" / "model.pt").rename(folder / "1" / "model.pt2")
+    assert repository.read_folder(str(folder)).specs[0].config.model_file == "model.pt2"
+    (folder / "1" / "model.pt2").rename(folder / "1" / "model.bin")
     with pytest.raises(ConfigError, match=r"config.pbtxt is missing$"):
         repository.read_folder(str(folder))
+
+
+def test_a_torchscript_model_needs_all_of_its_tensors(tmp_path) -> None:
+    folder = make(tmp_path, "p")
+    (folder / "config.pbtxt").write_text("backend: 'pytorch' input [ { name: 'A' dims: [ 1 ] } ]")
+    (folder / "1" / "model.pt").write_text("")
+    failures = repository.read_folder(str(folder)).failures
+    assert failures == {"1": "model 'p': input 'A': data_type or dims is missing"}
+    (folder / "1" / "model.pt").rename(folder / "1" / "model.pt2")
+    assert repository.read_folder(str(folder)).failures == {}
 
 
 def test_backend_is_guessed_from_the_file(tmp_path) -> None:

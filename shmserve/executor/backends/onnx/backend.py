@@ -18,10 +18,10 @@ import numpy as np
 from shmserve.core.device_names import device_name, ordinal_of
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
-from shmserve.executor.backends import import_extra
+from shmserve.executor.backends import graph_completion, import_extra
+from shmserve.executor.backends.graph_completion import GraphTensor
 from shmserve.executor.backends.model_errors import from_exception, from_load
-from shmserve.executor.backends.onnx import completion, cuda_provider, session
-from shmserve.executor.backends.onnx.session import GraphTensor
+from shmserve.executor.backends.onnx import cuda_provider, session
 from shmserve.executor.backends.onnx.tensor_places import OnDevice, OnHost
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
@@ -58,7 +58,8 @@ class OnnxRuntimeBackend:
             self._open(context)
             self._inputs = session.graph_tensors(self._session.get_inputs(), spec.name, "input")
             self._outputs = session.graph_tensors(self._session.get_outputs(), spec.name, "output")
-            complete = completion.completed(spec, context.directory, self._inputs, self._outputs)
+            graph = self._inputs, self._outputs
+            complete = graph_completion.completed(spec, context.directory, *graph)
         except Exception as ex:
             error = from_load(ex, _log, context.instance)
             raise cuda_provider.error_of(ex, ordinal_of(context.device), "model") or error from ex

@@ -17,8 +17,10 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, InvalidArgument
-from shmserve.executor.backends.onnx import completion, session
-from shmserve.executor.backends.onnx.session import ELEMENTS, GraphTensor
+from shmserve.executor.backends import graph_completion
+from shmserve.executor.backends.graph_completion import GraphTensor
+from shmserve.executor.backends.onnx import session
+from shmserve.executor.backends.onnx.session import ELEMENTS
 from shmserve.protocol.protobuf.wire import LEN, VARINT, Malformed, Uncommon, Walk, signed
 from shmserve.tensor.spec import ModelSpec
 
@@ -33,8 +35,8 @@ _DENOTATION = 6
 _CONVERTED = ".ort"  # ONNX Runtime's own format
 _UNDECIDED = (
     "max_batch_size is not set: a load chooses"
-    f" {completion.DEFAULT_MAX_BATCH_SIZE} if the first dimensions of all outputs are variable, as"
-    " those of the inputs; max_batch_size in config.pbtxt allows other batches"
+    f" {graph_completion.DEFAULT_MAX_BATCH_SIZE} if the first dimensions of all outputs are"
+    " variable, as those of the inputs; max_batch_size in config.pbtxt allows other batches"
 )
 
 
@@ -81,11 +83,11 @@ def check(spec: ModelSpec, directory: str) -> str:
     config = spec.config
     if config.batch_input or config.batch_output or config.sequence_batching is not UNSET:
         return ""
-    chosen = completion.choose_batch(spec, inputs, outputs).max_batch_size
+    chosen = graph_completion.choose_batch(spec, inputs, outputs).max_batch_size
     undecided = chosen > config.max_batch_size  # the outputs of a session may forbid batches
     if undecided:
         inputs = _without_shapes(inputs)
-    completion.completed(spec, directory, inputs, outputs)
+    graph_completion.completed(spec, directory, inputs, outputs)
     return _UNDECIDED if undecided else ""
 
 

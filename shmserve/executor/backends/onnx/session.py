@@ -7,10 +7,9 @@ import os
 import re
 from typing import Any
 
-from msgspec import Struct
-
 from shmserve.core.control.memory_bounds import MAX_MEMORY
 from shmserve.errors import ConfigError
+from shmserve.executor.backends.graph_completion import GraphTensor
 from shmserve.executor.backends.onnx import cuda_provider
 from shmserve.protocol.triton_config import instance_groups
 from shmserve.protocol.triton_config.backend_kinds import MODEL_FILE_IN_FOLDER
@@ -71,21 +70,6 @@ _ZIPMAP = (  # sklearn's classifiers, as skl2onnx converts them by default
 )
 _ARENA = re.compile("cpu:0|gpu:(0|[1-9][0-9]*)")
 _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
-
-
-class GraphTensor(Struct, frozen=True):
-    """Input or output of a graph. `dims`: each a number, a symbol's name, or None.
-    `has_dims`: False if only a session can tell them."""
-
-    name: str
-    datatype: str
-    element_type: int
-    dims: tuple[int | str | None, ...]
-    has_dims: bool = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in self.dims)
 
 
 def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:

@@ -15,7 +15,8 @@ from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends.onnx.session import default_threads, thread_count
 from shmserve.executor.backends.thread_trial import ThreadTrial, candidates
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.protocol.triton_config import document
+from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
     as_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
     positions: dict[str, int] | None = None
     if not as_dict and not set(inputs) <= set(names):
-        positions = _places("input", spec.inputs, len(names), spec.name)
+        positions = places("input", inputs, len(names), spec.name)
     if not as_dict:
         passed = {names[place] for place in positions.values()} if positions else set(inputs)
         for argument in arguments:
@@ -132,26 +133,35 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
                     f"takes {len(names)}: argument '{argument.name}' has no input"
                 )
     by_name = [returned.type.kind() for returned in schema.returns] == ["DictType"]
-    outputs = {} if by_name else _places("output", spec.outputs, None, spec.name)
+    results = [tensor.name for tensor in spec.outputs]
+    outputs = {} if by_name else places("output", results, None, spec.name)
     return Signature(
         positions, as_dict, outputs, _written(model, inputs, names, positions, as_dict)
     )
 
 
-def _places(
-    kind: str, tensors: tuple[TensorSpec, ...], count: int | None, model: str
-) -> dict[str, int]:
-    """Return positions: the numbers at the ends of the names, else the configuration's order."""
-    matches = [_INDEXED.fullmatch(tensor.name) for tensor in tensors]
+def require_tensors(spec: ModelSpec) -> None:
+    """Raise ConfigError unless the configuration describes every tensor, for a model file without
+    descriptions."""
+    if not spec.inputs or not spec.outputs:
+        raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
+    document.require_complete(spec)
+
+
+def places(kind: str, names: list[str], count: int | None, model: str) -> dict[str, int]:
+    """Return the places of tensors among the `count` arguments or results of `forward`: the numbers
+    at the ends of the names, else the order of the configuration. Raise ConfigError for a senseless
+    place."""
+    matches = [_INDEXED.fullmatch(name) for name in names]
     if all(matches):
-        places = {t.name: int(m[1]) for t, m in zip(tensors, matches, strict=True) if m}
+        places = {name: int(m[1]) for name, m in zip(names, matches, strict=True) if m}
     elif any(matches):
-        odd = next(t.name for t, m in zip(tensors, matches, strict=True) if not m)
+        odd = next(name for name, m in zip(names, matches, strict=True) if not m)
         raise ConfigError(
             f"model '{model}': {kind} '{odd}' does not end with __ and its place, others do"
         )
     else:
-        places = {tensor.name: place for place, tensor in enumerate(tensors)}
+        places = {name: place for place, name in enumerate(names)}
     if len(set(places.values())) != len(places):
         raise ConfigError(f"model '{model}': two {kind}s have the same place")
     wrong = next((name for name, at in places.items() if count is not None and at >= count), None)

@@ -1,10 +1,10 @@
-"""PyTorch backend (`pytorch`): TorchScript models.
+"""PyTorch backend (`pytorch`): TorchScript models, and programs of `torch.export`.
 
 Inputs are tensors on the bytes where they lie. torch has no read-only tensors, so an input that
 the model might write into is copied first. TorchScript's alias analysis, made for its own
-optimiser, tells at load which inputs cannot be written to. Outputs lie in torch's memory and are
-copied once by the executor, unless they are inputs or views of inputs. On a GPU, the same holds
-for GPU memory and CUDA regions.
+optimiser, tells at load which inputs cannot be written to. The graph of an exported program tells
+the same. Outputs lie in torch's memory and are copied once by the executor, unless they are inputs
+or views of inputs. On a GPU, the same holds for GPU memory and CUDA regions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from shmserve.executor.backends.array_views import array_at
 from shmserve.executor.backends.model_errors import from_cuda, from_exception, from_load
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.torch import arguments
-from shmserve.protocol.triton_config import document
+from shmserve.executor.backends.torch import arguments, exported
+from shmserve.executor.backends.torch.arguments import require_tensors
+from shmserve.protocol.triton_config.backend_kinds import EXPORTED
 from shmserve.tensor.dtypes import object_array
 from shmserve.tensor.spec import ModelSpec
 
@@ -61,9 +62,6 @@ class PytorchBackend:
             self._torch = import_extra("torch", "pytorch", "torch")
             if spec.decoupled:
                 raise ConfigError(f"model '{spec.name}': backend 'pytorch' cannot be decoupled")
-            if not spec.inputs or not spec.outputs:
-                raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
-            document.require_complete(spec)
             self._ordinal = arguments.choose_device(self._torch, context)
             options = arguments.set_options(self._torch, spec, self.reads_on_device)
             self._mode, self._trial = options
@@ -71,8 +69,14 @@ class PytorchBackend:
             self._show_threads = context.show_threads
             self._cleans_cache = self.reads_on_device and arguments.cleans_cache(spec)
             path = os.path.join(context.directory, spec.version, spec.config.model_file)
-            self._model = self._script(path, spec)
-            self._signature = arguments.signature(self._model, spec)
+            if path.endswith(EXPORTED):
+                self._model = exported.opened(self._torch, path, self._ordinal, context)
+                self._ordinal = self._model.ordinal
+                spec, self._signature = self._model.completed(spec, context.directory)
+            else:
+                require_tensors(spec)
+                self._model = self._script(path, spec)
+                self._signature = arguments.signature(self._model, spec)
         except Exception as ex:
             raise from_load(ex, _log, context.instance) from ex
         self._spec = spec

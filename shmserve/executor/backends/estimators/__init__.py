@@ -1,0 +1,1 @@
+"""Backends of estimators, which take a matrix: scikit-learn, XGBoost, LightGBM."""

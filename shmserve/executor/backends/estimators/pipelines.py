@@ -1,0 +1,80 @@
+"""Hugging Face backend (`huggingface`): pipelines of transformers, from the files of a folder.
+
+Names are MLServer's: the input `args` has texts, and the output `output` has a JSON document for
+each text. Nothing is fetched from other hosts.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import ConfigError
+from shmserve.executor.backend import Context
+from shmserve.executor.backends import import_extra
+from shmserve.executor.backends.estimators.matrix_backend import Matrix, MatrixBackend, Methods
+from shmserve.executor.backends.graph_completion import GraphTensor
+from shmserve.tensor.config_document import InputEntry
+from shmserve.tensor.dtypes import object_array
+from shmserve.tensor.spec import ModelSpec
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_CODE = ("auto_map", "custom_pipelines")  # fields that name Python files
+
+
+class HuggingfaceBackend(MatrixBackend):
+    """Runs the pipeline of the parameter `task`, on texts."""
+
+    default_input = InputEntry("args", "TYPE_STRING")
+
+    def open_model(self, path: str, context: Context) -> tuple[Methods, int | None]:
+        spec = context.spec
+        task = spec.parameters.get("task")
+        if not task:
+            raise ConfigError(
+                f"model '{spec.name}': parameters.task is missing, such as 'text-classification'"
+            )
+        folder = os.path.dirname(path)
+        self._check_code(folder, context)
+        os.environ.update(dict.fromkeys(_OFFLINE, "1"))  # read by the import
+        transformers = import_extra("transformers", spec.backend, spec.backend)
+        weights = None if context.allow_model_code else True
+        pipeline = transformers.pipeline(
+            task,
+            model=folder,
+            tokenizer=folder,
+            device="cpu",
+            trust_remote_code=context.allow_model_code,
+            model_kwargs={"use_safetensors": weights},
+        )
+        return {"output": lambda texts: _documents(pipeline(texts.ravel().tolist()))}, None
+
+    def input_dims(self, spec: ModelSpec, columns: int | None) -> tuple[int, ...]:
+        return (1,) if spec.max_batch_size else (-1,)
+
+    def tried(self, spec: ModelSpec, matrix: Matrix) -> dict[str, GraphTensor] | None:
+        return {"output": GraphTensor("output", "BYTES", 0, ("rows", 1))}  # whatever the task is
+
+    def _check_code(self, folder: str, context: Context) -> None:
+        """Refuse Python files of the model, and weights in pickles, unless the service allows
+        model code."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*config.json"))):
+            with open(path, "rb") as file:
+                fields = json.load(file)
+            if isinstance(fields, dict) and any(fields.get(name) for name in _CODE):
+                context.require_model_code(f"file '{os.path.basename(path)}' names Python files")
+        if not glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):
+            context.require_model_code("weights are pickles, as there is no file '*.safetensors'")
+
+
+def _documents(results: list[Any]) -> Matrix:
+    texts = [json.dumps(result, default=_plain) for result in results]
+    return object_array(texts, (len(texts),))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
