@@ -1,0 +1,145 @@
+"""`shmserve serve FILE.py`: models of one file, whose type hints are their configuration."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve import client
+from tests.servers import SMALL, Server
+
+ROWS = """
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helper import FACTOR
+from shmserve.model import Shape, batched
+
+Rows = Annotated[NDArray[np.float32], Shape("batch", 3)]
+TEXT = (Path(__file__).parent / "beside.txt").read_text()
+
+
+class Scaled:
+    @batched(max_size=64, delay_ms=50)
+    def predict(self, rows: Rows) -> tuple[Rows, Annotated[NDArray[np.int32], Shape("batch", 1)]]:
+        return rows * FACTOR, np.full((len(rows), 1), len(rows), np.int32)
+"""
+
+
+def one_file(folder: Path, text: str, name: str = "scaled.py") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "helper.py").write_text("FACTOR = 2\n")
+    (folder / "beside.txt").touch()
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def served(path: Path, *options: str, **settings: Any) -> Server:
+    server = Server(kept=True, **{**SMALL, **settings})
+    server.options = (str(path), "--http", f":{server.http_port}", *options)
+    return server
+
+
+def rows_request(rows: list[list[float]]) -> dict[str, Any]:
+    shape = [len(rows), 3]
+    data = [value for row in rows for value in row]
+    return {"inputs": [{"name": "rows", "datatype": "FP32", "shape": shape, "data": data}]}
+
+
+def test_a_file_on_arrays(tmp_path: Path) -> None:
+    with served(one_file(tmp_path / "src", ROWS), "--reload") as server:
+        assert "serving model scaled from" in server.log()
+        assert server.get("/v2/models/scaled")[1]["inputs"] == [
+            {"name": "rows", "datatype": "FP32", "shape": [-1, 3]}
+        ]
+        status, document = server.infer("scaled", rows_request([[1, 2, 3]]))
+        assert status == 200
+        assert document["outputs"][0]["data"] == [2, 4, 6]
+        status, document = server.infer("scaled", {**rows_request([[1, 2, 3]]), "inputs": []})
+        assert status == 400
+        assert "'rows'" in document["error"]
+
+        with ThreadPoolExecutor(8) as pool:
+            many = [rows_request([[n, n, n]]) for n in range(32)]
+            answers = list(pool.map(lambda request: server.infer("scaled", request), many))
+        for number, (status, document) in enumerate(answers):
+            assert status == 200
+            assert document["outputs"][0]["data"] == [2 * number] * 3
+        assert max(document["outputs"][1]["data"][0] for _, document in answers) > 1, "joined"
+
+        one_file(tmp_path / "src", ROWS.replace("* FACTOR", "* 5"))
+        deadline = time.monotonic() + 60
+        while server.infer("scaled", rows_request([[1, 2, 3]]))[1]["outputs"][0]["data"][0] != 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+STREAM = """
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmserve.model import ModelRequest, Shape
+
+Number = Annotated[NDArray[np.int32], Shape(1)]
+
+
+def countdown(start: Number, request: ModelRequest) -> Iterator[Number]:
+    for number in range(int(start[0]), 0, -1):
+        yield np.array([number], np.int32)
+"""
+CALLER = """
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmserve.model import ModelRequest, Shape
+
+Rows = Annotated[NDArray[np.float32], Shape(-1, 3)]
+
+
+def predict(rows: Rows, request: ModelRequest) -> Rows:
+    return request.call("scaled", {"rows": rows})["output_0"] + 1
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 3 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "scaled" model_version: -1
+  input_map { key: "rows" value: "IN" } output_map { key: "output_0" value: "OUT" } } ] }
+"""
+
+
+def in_repository(repository: Path, name: str, text: str) -> None:
+    one_file(repository / name / "1", text, "model.py")
+
+
+def test_models_of_hints_in_a_repository(tmp_path: Path) -> None:
+    in_repository(tmp_path, "scaled", ROWS)
+    in_repository(tmp_path, "countdown", STREAM)
+    in_repository(tmp_path, "caller", CALLER)
+    (tmp_path / "chain/1").mkdir(parents=True)
+    (tmp_path / "chain/config.pbtxt").write_text(ENSEMBLE)
+    row = np.array([[1, 2, 3]], np.float32)
+    with Server(repository=tmp_path, **SMALL) as server, client.connect(server.base_url) as c:
+        assert c.infer("caller", {"rows": row})["output"].tolist() == [[3, 5, 7]]
+        assert c.infer("chain", {"IN": row})["OUT"].tolist() == [[2, 4, 6]]
+        start = np.array([3], np.int32)
+        answers = [int(a["output"][0]) for a in c.stream("countdown", {"start": start})]
+        assert answers == [3, 2, 1]
+        with pytest.raises(client.InferenceError, match="rows"):
+            c.infer("caller", {"rows": row.astype(np.int32)})
