@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument
-from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
+from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, without_none
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.model import Shape
 from shmserve.tensor.dtypes import Datatype, from_numpy, object_array
@@ -37,7 +37,7 @@ class ArrayCall:
     def __init__(self, signature: HintedSignature) -> None:
         self._signature = signature
         self._inputs = [
-            _tensor(a.name, a.hint, f"argument '{a.name}'") for a in signature.arguments
+            _tensor(a.name, without_none(a.hint), f"argument '{a.name}'") for a in signature.arguments
         ]
         self._outputs, self._named = _outputs(signature.answer)
         if not self._inputs:

@@ -26,7 +26,8 @@ from msgspec.structs import replace
 
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
-from shmserve.executor.backends.hinted.array_hints import ArrayCall
+from shmserve.executor.backends.hinted.array_hints import ArrayCall, has_array
+from shmserve.executor.backends.hinted.json_hints import JsonCall, summary_of
 from shmserve.executor.backends.hinted.signatures import METHOD, HintedSignature, signature_of
 from shmserve.executor.backends.native.dialect import NativeDialect
 from shmserve.executor.backends.native.stream_dialect import NativeStreamDialect
@@ -96,6 +97,14 @@ class HintedStream(HintedModel):
                 answers.close()
 
 
+def _call(signature: HintedSignature, target: Any, model: str) -> HintedCall:
+    """Return the way to call a function: on arrays if a hint has arrays, else on plain values."""
+    hints = (*(argument.hint for argument in signature.arguments), signature.answer)
+    if any(map(has_array, hints)):
+        return ArrayCall(signature)
+    return JsonCall(signature, model, summary_of(target))
+
+
 class HintedDialect:
     """Runs a function or class by its type hints; implements the `Dialect` of the python backend.
     Attributes are valid after `start`."""
@@ -112,7 +121,7 @@ class HintedDialect:
         name = context.spec.name
         try:
             signature = signature_of(self._target)
-            call = ArrayCall(signature)
+            call = _call(signature, self._target, name)
             spec = auto_completed(call.complete, context.spec, context.directory, _HINTS)
         except (ConfigError, ValueError) as ex:
             text = ex.message if isinstance(ex, ConfigError) else str(ex)

@@ -19,11 +19,12 @@ from shmserve.model import BATCHED, Batching, ModelRequest
 METHOD = "predict"
 _STREAMS = (abc.Iterator, abc.Generator, abc.Iterable)
 _ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NONE = type(None)
 _EMPTY = inspect.Parameter.empty
 
 
 class Argument(Struct, frozen=True):
-    """Argument of a function: `hint` without `None`; `default`: `inspect.Parameter.empty` if the
+    """Argument of a function: `default`: `inspect.Parameter.empty` if the
     argument is required."""
 
     name: str
@@ -111,20 +112,18 @@ def _argument(parameter: inspect.Parameter, hints: dict[str, Any]) -> Argument:
     if name not in hints:
         example = "NDArray[np.float32] for an array, or str"
         raise ConfigError(f"argument '{name}' has no type hint: write {name}: {example}")
-    hint, nullable = without_none(hints[name])
+    nullable = without_none(hints[name]) is not plain(hints[name])
     default = None if nullable and parameter.default is _EMPTY else parameter.default
-    return Argument(name, hint, default)
+    return Argument(name, plain(hints[name]), default)
 
 
-def without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a hint without `| None`, and True if the hint had `| None`."""
+def without_none(hint: Any) -> Any:
+    """Return a hint without `| None`."""
     hint = plain(hint)
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return hint, False
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
-    if len(members) == len(typing.get_args(hint)):
-        return hint, False
-    return plain(typing.Union[tuple(members)]), True  # noqa: UP007  # a union of any number
+    members = typing.get_args(hint)
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType) or _NONE not in members:
+        return hint
+    return plain(typing.Union[tuple(m for m in members if m is not _NONE)])  # noqa: UP007
 
 
 def plain(hint: Any) -> Any:
