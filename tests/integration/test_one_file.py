@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from shmserve import client
-from tests.servers import SMALL, Server
+from tests.servers import SMALL, Server, only
+from tests.unit.frontends.key_files import KEY, one_key
 
 ROWS = """
 import time
@@ -143,3 +145,106 @@ def test_models_of_hints_in_a_repository(tmp_path: Path) -> None:
         assert answers == [3, 2, 1]
         with pytest.raises(client.InferenceError, match="rows"):
             c.infer("caller", {"rows": row.astype(np.int32)})
+
+
+JSON = """
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from shmserve.model import ModelRequest
+
+
+class Size(msgspec.Struct):
+    width: int
+    height: int = 1
+
+
+class Picture:
+    \"\"\"Describe a picture.\"\"\"
+
+    def predict(self, image: bytes, size: Size, title: str = "none") -> dict[str, Any]:
+        if title == "bad":
+            raise ValueError("not this one")
+        return {"bytes": len(image), "pixels": size.width * size.height, "title": title}
+"""
+WORDS = """
+from collections.abc import Iterator
+
+
+def words(text: str) -> Iterator[dict[str, str]]:
+    for word in text.split():
+        if word == "stop":
+            raise ValueError("stopped")
+        yield {"word": word}
+"""
+
+
+def form(**parts: bytes) -> tuple[bytes, str]:
+    pieces = [
+        f'--limit\r\nContent-Disposition: form-data; name="{name}"; filename="f"\r\n\r\n'.encode()
+        + content
+        for name, content in parts.items()
+    ]
+    return b"\r\n".join([*pieces, b"--limit--\r\n"]), "multipart/form-data; boundary=limit"
+
+
+def test_a_file_on_plain_values(tmp_path: Path) -> None:
+    in_repository(tmp_path, "picture", JSON)
+    in_repository(tmp_path, "words", WORDS)
+    in_repository(tmp_path, "scaled", ROWS)
+    in_repository(tmp_path, "broken", "def f(x): ...")
+    path = "/models/picture"
+    image = bytes(range(256)) * 8192  # 2 MiB
+    with Server(repository=tmp_path, **SMALL, **only("picture,words,scaled")) as server:
+        assert server.post(path, {"image": "AAAA", "size": {"width": 2, "height": 3}}) == (
+            200,
+            {"bytes": 3, "pixels": 6, "title": "none"},
+        )
+        status, document = server.post(path, {"image": "AAAA", "size": {"width": "2"}})
+        assert (status, document["error"]) == (400, "Expected `int`, got `str` - at `$.size.width`")
+        status, document = server.post(path, {"image": "", "size": {"width": 2}, "title": "bad"})
+        assert (status, document["error"]) == (500, "not this one")
+
+        body, kind = form(image=image, size=b'{"width": 5}', title=b"\xc3\xa4")
+        status, _, answer = server.request("POST", path, body, {"Content-Type": kind})
+        assert (status, json.loads(answer)) == (
+            200,
+            {"bytes": len(image), "pixels": 5, "title": "ä"},
+        )
+        body, kind = form(image=image, size=b'{"width": "x"}')
+        status, _, answer = server.request("POST", path, body, {"Content-Type": kind})
+        assert (status, "`$.size.width`" in answer.decode()) == (400, True)
+
+        status, _, answer = server.request("POST", "/models/words", b'{"text": "a b stop"}')
+        assert status == 200
+        assert answer == (
+            b'data: {"word":"a"}\n\ndata: {"word":"b"}\n\ndata: {"error":"stopped"}\n\n'
+        )
+        status, document = server.post("/models/words", {"text": 5})
+        assert (status, document["error"]) == (400, "Expected `str`, got `int` - at `$.text`")
+
+        assert server.post("/models/scaled", {})[0] == 404
+        text = '{"image": "AAAA", "size": {"width": 2}}'
+        tensor = {"name": "json", "datatype": "BYTES", "shape": [1], "data": [text]}
+        status, document = server.infer("picture", {"inputs": [tensor]})
+        assert json.loads(document["outputs"][0]["data"][0])["pixels"] == 2
+
+        paths = server.get("/openapi.json")[1]["paths"]
+        assert paths["/models/picture"]["post"]["summary"] == "Describe a picture."
+        assert "multipart/form-data" in paths["/models/picture"]["post"]["requestBody"]["content"]
+        status, document = server.control("load", "broken")
+        assert "argument 'x' has no type hint" in document["error"]
+
+
+def test_plain_values_need_the_right_to_use(tmp_path: Path) -> None:
+    in_repository(tmp_path / "models", "words", WORDS)
+    with Server(repository=tmp_path / "models", **SMALL, **one_key(tmp_path)) as server:
+        assert server.post("/models/words", {"text": "a"})[0] == 401
+        status, _, answer = server.request(
+            "POST", "/models/words", b'{"text": "a"}', {"Authorization": f"Bearer {KEY}"}
+        )
+        assert (status, answer) == (200, b'data: {"word":"a"}\n\n')
+        evil = {"Authorization": f"Bearer {KEY}", "Origin": "http://evil.example"}
+        assert server.request("POST", "/models/words", b"{}", evil)[0] == 403

@@ -24,6 +24,8 @@ from shmserve.tensor.spec import ModelSpec
 JSON_TENSOR = "json"
 SCHEMA_PARAMETER = "json_schema"
 MAX_SCHEMA_BYTES = 64 << 10
+_SAMPLES = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "array": []}
+_SAMPLE_DEPTH = 4  # objects within each other
 _FORM_BEGIN = 0x80  # below this value: the first bytes of JSON texts
 
 Parts = Sequence[tuple[str, bytes]]
@@ -75,6 +77,27 @@ def decode_schemas(text: str) -> JsonCallSchemas:
     except UnreadableMessage:
         return JsonCallSchemas()
     return schemas
+
+
+def sample(schemas: JsonCallSchemas) -> Any:
+    """Return a small body that fits the schema if no constraint forbids empty values."""
+    return _sample(schemas.body, schemas.components, _SAMPLE_DEPTH)
+
+
+def _sample(schema: dict[str, Any], components: dict[str, Any], depth: int) -> Any:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    schema = components.get(name, schema)
+    options = schema.get("anyOf") or schema.get("enum")
+    if options:
+        return _sample(options[0], components, depth) if "anyOf" in schema else options[0]
+    kind = schema.get("type", "object")
+    if kind != "object" or not depth:
+        return _SAMPLES.get(kind)
+    members = schema.get("properties", {})
+    return {
+        key: _sample(members.get(key, {}), components, depth - 1)
+        for key in schema.get("required", ())
+    }
 
 
 def is_form(body: bytes) -> bool:

@@ -134,7 +134,9 @@ def test_pydantics_models_within(tmp_path: Path) -> None:
     assert model.ask({"items": [item]}) == {"last": item}
     with pytest.raises(InvalidArgument, match=r"less than 10 - at `inner.size` - at `\$.items"):
         model.ask({"items": [{"inner": {"size": 50}}]})
-    assert "#/components/schemas/m.Inner" in json.dumps([model.schemas.body, model.schemas.components])
+    assert "#/components/schemas/m.Inner" in json.dumps(
+        [model.schemas.body, model.schemas.components]
+    )
     assert "m.Inner" in model.schemas.components
 
 
@@ -188,7 +190,10 @@ def test_the_request_beside_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("class A: pass\ndef f(x: A) -> int: ...", "JSON has no form for a hint .*write plain types"),
+        (
+            "class A: pass\ndef f(x: A) -> int: ...",
+            "JSON has no form for a hint .*write plain types",
+        ),
         ("def f(x: int) -> object: ...", "JSON has no form for a hint"),
         ("def f(x: int | str | list[int] | list[str]) -> int: ...", "JSON has no form for a hint"),
         (

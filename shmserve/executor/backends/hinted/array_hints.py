@@ -37,7 +37,8 @@ class ArrayCall:
     def __init__(self, signature: HintedSignature) -> None:
         self._signature = signature
         self._inputs = [
-            _tensor(a.name, without_none(a.hint), f"argument '{a.name}'") for a in signature.arguments
+            _tensor(a.name, without_none(a.hint), f"argument '{a.name}'")
+            for a in signature.arguments
         ]
         self._outputs, self._named = _outputs(signature.answer)
         if not self._inputs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -90,7 +89,9 @@ class JsonCall:
         given: dict[str, list[bytes]] = {}
         for name, content in decode_form(body):
             if name not in self._fields:
-                raise InvalidArgument(f"the form has a part '{name}', and no argument has this name")
+                raise InvalidArgument(
+                    f"the form has a part '{name}', and no argument has this name"
+                )
             given.setdefault(name, []).append(content)
         members = {name: _of_parts(name, self._fields[name], p) for name, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
@@ -138,7 +139,9 @@ def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> A
         if isinstance(kind, _LISTS) and (len(parts) > 1 or _holds_bytes(kind)):
             return [_of_parts(name, (kind.item_type,), [part]) for part in parts]
     if len(parts) > 1:
-        raise InvalidArgument(f"the form has part '{name}' {len(parts)} times, and no list takes it")
+        raise InvalidArgument(
+            f"the form has part '{name}' {len(parts)} times, and no list takes it"
+        )
     if any(isinstance(kind, kinds.BytesType | kinds.ByteArrayType) for kind in types):
         return parts[0]
     if any(isinstance(kind, _FROM_JSON) for kind in types):
@@ -161,7 +164,8 @@ def _made(kind: type[Any], value: Any) -> Any:
     try:
         return kind.model_validate(value)
     except ValueError as ex:
-        first = getattr(ex, "errors", lambda: [{"loc": (), "msg": str(ex)}])()[0]
+        errors = getattr(ex, "errors", None)
+        first = errors()[0] if errors else {"loc": (), "msg": str(ex)}
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{first['msg']}{f' - at `{place}`' if place else ''}") from None
 
@@ -181,7 +185,7 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
     template = f"#/components/schemas/{prefix}.{{}}"
     components: dict[str, Any] = {}
 
-    def hook(unknown: type[Any]) -> Mapping[str, Any]:
+    def hook(unknown: type[Any]) -> dict[str, Any]:
         if not _is_pydantic(unknown):
             raise NotImplementedError
         schema = unknown.model_json_schema(ref_template=template.format("{model}"))

@@ -24,8 +24,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 class Argument(Struct, frozen=True):
-    """Argument of a function: `default`: `inspect.Parameter.empty` if the
-    argument is required."""
+    """Argument of a function. `default`: `inspect.Parameter.empty` if the argument is required."""
 
     name: str
     hint: Any
