@@ -181,6 +181,26 @@ def words(text: str) -> Iterator[dict[str, str]]:
 """
 
 
+BATCH = """
+from shmserve.model import batched
+
+
+@batched(max_size=64, delay_ms=50)
+def lengths(text: list[str]) -> list[tuple[int, int]]:
+    return [(len(one), len(text)) for one in text]
+"""
+
+
+def test_plain_values_are_batched(tmp_path: Path) -> None:
+    with served(one_file(tmp_path, BATCH, "lengths.py")) as server:
+        with ThreadPoolExecutor(8) as pool:
+            bodies: list[Any] = [{"text": "x" * n} for n in range(24)] + [{"text": 5}]
+            answers = list(pool.map(lambda body: server.post("/models/lengths", body), bodies))
+        assert [answer[0] for _, answer in answers[:-1]] == list(range(24))
+        assert max(answer[1] for _, answer in answers[:-1]) > 1, "joined"
+        assert answers[-1] == (400, {"error": "Expected `str`, got `int` - at `$.text`"})
+
+
 def form(**parts: bytes) -> tuple[bytes, str]:
     pieces = [
         f'--limit\r\nContent-Disposition: form-data; name="{name}"; filename="f"\r\n\r\n'.encode()

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
+from shmserve.executor.backend import BatchForm
 from shmserve.protocol.oip import json_calls
-from tests.backend_runner import arrays, ask, ask_stream, failure, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure, load
 
 HEAD = """
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, Field
 
-from shmserve.model import ModelRequest
+from shmserve.model import ModelRequest, batched
 """
 
 
@@ -182,6 +183,38 @@ def test_streams(tmp_path: Path) -> None:
     assert "field `n`" in errors[0].message
 
 
+def test_batches(tmp_path: Path) -> None:
+    code = """
+    @batched(max_size=8, delay_ms=1)
+    def f(x: list[int], y: list[int | None]) -> list[list[int | None]]:
+        if 99 in x:
+            return []
+        return [[a, b, len(x)] for a, b in zip(x, y)]
+    """
+    model = Asker(tmp_path, code)
+    assert (model.spec.max_batch_size, model.spec.inputs[0].shape) == (8, (-1, 1))
+    assert model.backend.batching is BatchForm.LISTED
+    assert model.schemas.body["properties"]["x"] == {"type": "integer"}
+
+    def asked(*bodies: str) -> list[Any]:
+        requests = [
+            FakeBackendRequest(("json",), json=np.array([[text.encode()]], object))
+            for text in bodies
+        ]
+        answers = model.backend.execute(requests)
+        return [a.error or json.loads(arrays(a)["json"][0, 0]) for a in answers]
+
+    first, wrong, last = asked('{"x": 1, "y": 5}', '{"x": "a", "y": 5}', '{"x": 2, "y": null}')
+    assert (first, last) == ([1, 5, 2], [2, None, 2])
+    assert isinstance(wrong, InvalidArgument)
+    assert [type(error) for error in asked("[]", "{}")] == [InvalidArgument] * 2
+    with pytest.raises(ShmserveError, match="must return a list of 1 answers"):
+        asked('{"x": 99, "y": 1}')
+    two = FakeBackendRequest(("json",), json=np.array([[b"{}"], [b"{}"]], object))
+    (answer,) = model.backend.execute([two])
+    assert "2 bodies: send one" in failure(answer).message
+
+
 def test_the_request_beside_values(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(n: int, request: ModelRequest) -> Any: return [n, request.id]")
     assert model.ask({"n": 3}) == [3, "request-1"]
@@ -196,10 +229,9 @@ def test_the_request_beside_values(tmp_path: Path) -> None:
         ),
         ("def f(x: int) -> object: ...", "JSON has no form for a hint"),
         ("def f(x: int | str | list[int] | list[str]) -> int: ...", "JSON has no form for a hint"),
-        (
-            "from shmserve.model import batched\n@batched(4)\ndef f(x: int) -> int: ...",
-            "batched is for functions on arrays",
-        ),
+        ("@batched(4)\ndef f(x: int) -> list[int]: ...", r"'x' of a batched .*: write list\[int\]"),
+        ("@batched(4)\ndef f(x: list[int]) -> str: ...", r"the answer of a batched .* list\[str\]"),
+        ("@batched(4)\ndef f(x: list[int]) -> Iterator[list[int]]: ...", "with one answer"),
     ],
 )
 def test_hints_that_json_cannot_carry(tmp_path: Path, code: str, reason: str) -> None:

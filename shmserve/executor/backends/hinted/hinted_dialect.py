@@ -17,6 +17,7 @@ of the native dialect.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -24,15 +25,18 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve.errors import ConfigError
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.hinted.array_hints import ArrayCall, has_array
 from shmserve.executor.backends.hinted.json_hints import JsonCall, summary_of
 from shmserve.executor.backends.hinted.signatures import METHOD, HintedSignature, signature_of
-from shmserve.executor.backends.native.dialect import NativeDialect
+from shmserve.executor.backends.model_errors import from_exception, without_frames
+from shmserve.executor.backends.native.dialect import NativeDialect, NativeRequest
 from shmserve.executor.backends.native.stream_dialect import NativeStreamDialect
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig, auto_completed
 from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
 
 _HINTS = "the code's type hints"  # source of the configuration, in messages
 
@@ -84,6 +88,53 @@ class HintedModel:
         return self._predict(**arguments)
 
 
+class HintedBatch(HintedModel):
+    """Adapter around a function on plain values whose arguments are lists, with an element for each
+    caller."""
+
+    def infer_all(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the outputs of each request, or the error of a request that does not fit."""
+        signature, call = self.served.signature, self.served.call
+        results: list[Any] = []
+        for request in requests:
+            try:
+                results.append(call.arguments(request))
+            except InvalidArgument as ex:
+                results.append(without_frames(ex))
+        places = [n for n, result in enumerate(results) if isinstance(result, dict)]
+        if not places:
+            return results
+        joined = {
+            a.name: [results[place].get(a.name, a.default) for place in places]
+            for a in signature.arguments
+        }
+        answers = self._predict(**joined)
+        if not isinstance(answers, list) or len(answers) != len(places):
+            raise Internal(f"a batched function must return a list of {len(places)} answers")
+        for place, answer in zip(places, answers, strict=True):
+            results[place] = call.answer(answer)
+        return results
+
+
+class ListedDialect(NativeDialect):
+    """Native dialect that gives the model all requests of a batch, by `infer_all`."""
+
+    @property
+    def batching(self) -> BatchForm:
+        return BatchForm.LISTED
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        views = [NativeRequest(request, self._check, None, self._models) for request in requests]
+        try:
+            results = self._model.infer_all(views)
+        except (Exception, SystemExit) as ex:
+            raise without_frames(from_exception(ex, _log, "infer failed")) from None
+        return [
+            Response(error=result) if isinstance(result, ShmserveError) else view.answer(result)
+            for view, result in zip(views, results, strict=True)
+        ]
+
+
 class HintedStream(HintedModel):
     """Adapter around a function that gives any number of answers."""
 
@@ -127,9 +178,12 @@ class HintedDialect:
             text = ex.message if isinstance(ex, ConfigError) else str(ex)
             where = f"model '{name}': "
             raise ConfigError(where + text.removeprefix(where)) from None
-        inner, base = (
-            (NativeStreamDialect, HintedStream) if spec.decoupled else (NativeDialect, HintedModel)
-        )
+        inner: type[NativeDialect] = NativeDialect
+        base = HintedModel
+        if spec.decoupled:
+            inner, base = NativeStreamDialect, HintedStream
+        elif isinstance(call, JsonCall) and signature.batching:
+            inner, base = ListedDialect, HintedBatch
         members = {
             "served": HintedFunction(self._target, signature, call),
             "device_tensors": getattr(self._target, "device_tensors", False),

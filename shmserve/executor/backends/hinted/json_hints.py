@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec import inspect as kinds
+from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
+from shmserve.executor.backends.hinted.array_hints import set_batching
 from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.protocol.decoding import json_decoder
@@ -37,11 +39,12 @@ class JsonCall:
 
     An argument that is an object (a struct, dataclass, TypedDict, dict or pydantic's model) is the
     body, if the function has no other argument. Otherwise the body is an object with a key for each
-    argument. Raise ConfigError for hints that JSON cannot carry.
+    argument. The arguments of a batched function are lists with an element for each caller. Raise
+    ConfigError for hints that JSON cannot carry.
     """
 
     def __init__(self, signature: HintedSignature, model: str, summary: str) -> None:
-        self._signature = signature
+        signature = self._signature = _of_one_caller(signature) if signature.batching else signature
         self._root = ""  # argument that is the whole body
         if len(signature.arguments) == 1 and _is_object(signature.arguments[0].hint):
             self._root = signature.arguments[0].name
@@ -50,14 +53,14 @@ class JsonCall:
         self._decode = json_decoder(self._kind, _made)
         self._fields = _fields(self._kind)
         self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
-        if signature.batching:
-            raise ConfigError("batched is for functions on arrays")
 
     def complete(self, config: AutoCompleteConfig) -> AutoCompleteConfig:
         """Add the tensor of the body, the tensor of the answer, and the schemas."""
         config.set_model_transaction_policy({"decoupled": self._signature.streams})
         config.add_input(_TENSOR)
         config.add_output(_TENSOR)
+        if self._signature.batching:
+            set_batching(config.as_dict(), self._signature.batching)
         parameters = config.as_dict().setdefault("parameters", {})
         parameters[SCHEMA_PARAMETER] = {"string_value": encode_schemas(self._schemas)}
         return config
@@ -65,7 +68,10 @@ class JsonCall:
     def arguments(self, request: Any) -> dict[str, Any]:
         """Return the arguments of the function for a request of the native dialect. Raise
         InvalidArgument for a body that does not fit; the text names the field."""
-        body: bytes = request.input(JSON_TENSOR)[0]
+        bodies = request.input(JSON_TENSOR).reshape(-1)
+        if len(bodies) != 1:
+            raise InvalidArgument(f"input '{JSON_TENSOR}' has {len(bodies)} bodies: send one")
+        body: bytes = bodies[0]
         try:
             value = self._of_form(body) if is_form(body) else self._decode(body or b"{}")
         except (UnreadableMessage, msgspec.ValidationError) as ex:
@@ -82,7 +88,8 @@ class JsonCall:
             text = self._encode(result)
         except (TypeError, ValueError, RecursionError) as ex:
             raise Internal(f"the answer has no JSON form: {ex}") from None
-        return {JSON_TENSOR: object_array([text], (1,))}
+        shape = (1, 1) if self._signature.batching else (1,)
+        return {JSON_TENSOR: object_array([text], shape)}
 
     def _of_form(self, body: bytes) -> Any:
         """Return the value of a form. Text becomes the field's type."""
@@ -95,6 +102,24 @@ class JsonCall:
             given.setdefault(name, []).append(content)
         members = {name: _of_parts(name, self._fields[name], p) for name, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
+
+
+def _of_one_caller(signature: HintedSignature) -> HintedSignature:
+    """Return the signature of a batched function as one caller sees the function."""
+    if signature.streams or signature.request:
+        raise ConfigError("batched is for functions with one answer, and without a ModelRequest")
+    arguments = [replace(a, hint=_element(a.hint, f"'{a.name}'")) for a in signature.arguments]
+    answer = _element(signature.answer, "the answer")
+    return replace(signature, arguments=tuple(arguments), answer=answer)
+
+
+def _element(hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is not list:
+        raise ConfigError(
+            f"{where} of a batched function must be a list, with an element for each caller: write"
+            f" list[{getattr(hint, '__name__', hint)}]"
+        )
+    return typing.get_args(hint)[0]
 
 
 def _struct_of(signature: HintedSignature) -> Any:
