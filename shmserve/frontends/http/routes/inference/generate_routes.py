@@ -89,7 +89,7 @@ class GenerateRoutes:
             if not data:
                 raise InvalidArgument(_exactly_one("none"))
         resp.data = data
-        _name(req, resp)
+        copy_request_id(req, resp)
 
     def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
         """Answer with any number of server-sent events."""
@@ -109,7 +109,7 @@ class GenerateRoutes:
             raise
         resp.content_type = "text/event-stream; charset=utf-8"
         resp.set_header("Cache-Control", "no-cache")
-        _name(req, resp)
+        copy_request_id(req, resp)
         send_chunks(resp, event, self._events(inference, answers), inference.close)
 
     def encoded(self, inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
@@ -146,7 +146,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
         routes.add("inference", f"{path}/generate_stream", resource, suffix="stream")
 
 
-def _name(req: Request, resp: Response) -> None:
+def copy_request_id(req: Request, resp: Response) -> None:
     """Copy the request's id to the answer, if the client sent an id."""
     if request_ids.IN_ENVIRON in req.env:
         given = req.env[request_ids.IN_ENVIRON]

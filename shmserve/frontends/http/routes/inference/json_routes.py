@@ -18,7 +18,12 @@ from shmserve.frontends.http.routes.inference.form_parts import (
     form_parts,
     is_form_type,
 )
-from shmserve.frontends.http.routes.inference.generate_routes import GenerateBody, GenerateRoutes
+from shmserve.frontends.http.routes.inference.generate_routes import (
+    GenerateBody,
+    GenerateRoutes,
+    copy_request_id,
+)
+from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.oip.json_calls import JSON_TENSOR, encode_form, takes_json
 from shmserve.protocol.oip.model_signature import ModelSignature
@@ -76,20 +81,35 @@ class JsonRoutes(GenerateRoutes):
         entry = self._dispatcher.ready_model(name, version)
         if entry.spec.decoupled:
             self.on_post_stream(req, resp, name)
-        else:
-            super().on_post(req, resp, name)
+            return
+        inference = self._open(req, name, version)
+        try:
+            text = _text(inference.run())
+            inference.answered()
+            resp.set_stream(BufferBody([text], inference.close), len(text))
+            copy_request_id(req, resp)
+        except BaseException as ex:
+            inference.failed(ex)
+            inference.close()
+            raise
 
     def encoded(self, inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
         if outcome.error is not None:
             raise outcome.error
-        (tensor,) = outcome.outputs
-        inference.receipt.copied_out += len(tensor.view)
-        return bytes(tensor.view[LENGTH_BYTES:])
+        text = bytes(_text(outcome))
+        inference.receipt.copy_out(len(text))
+        return text
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
     """Add the route of this module."""
     routes.add("inference", PATH, JsonRoutes(dispatcher, settings))
+
+
+def _text(outcome: Outcome) -> memoryview:
+    """Return the JSON of an answer, in the slot."""
+    (tensor,) = outcome.outputs
+    return tensor.view[LENGTH_BYTES:]
 
 
 def _form(text: bytes, content_type: str) -> bytes:
