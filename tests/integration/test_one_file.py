@@ -268,3 +268,43 @@ def test_plain_values_need_the_right_to_use(tmp_path: Path) -> None:
         assert (status, answer) == (200, b'data: {"word":"a"}\n\n')
         evil = {"Authorization": f"Bearer {KEY}", "Origin": "http://evil.example"}
         assert server.request("POST", "/models/words", b"{}", evil)[0] == 403
+
+
+SUMS = """
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmserve.model import Shape
+
+Number = Annotated[NDArray[np.int32], Shape("batch", 1)]
+
+
+class Sums:
+    def __init__(self):
+        self.sums = {}
+
+    def predict(self, number: Number, START: Number, ID: Number) -> Number:
+        for value, start, key in zip(number[:, 0], START[:, 0], ID[:, 0]):
+            self.sums[key] = value + (0 if start else self.sums[key])
+        return np.array([[self.sums[key]] for key in ID[:, 0]], np.int32)
+"""
+SEQUENCES = """
+max_batch_size: 4
+sequence_batching { control_input [
+  { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+  { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } ] } ] }
+"""
+
+
+def test_sequences_of_a_model_of_hints(tmp_path: Path) -> None:
+    in_repository(tmp_path, "sums", SUMS)
+    (tmp_path / "sums/config.pbtxt").write_text(SEQUENCES)
+    with Server(repository=tmp_path, **SMALL) as server:
+        assert [t["name"] for t in server.get("/v2/models/sums")[1]["inputs"]] == ["number"]
+        for number, start, expected in ((5, True, 5), (7, False, 12)):
+            tensor = {"name": "number", "datatype": "INT32", "shape": [1, 1], "data": [number]}
+            parameters = {"sequence_id": 3, "sequence_start": start}
+            status, document = server.infer("sums", {"inputs": [tensor], "parameters": parameters})
+            assert (status, document["outputs"][0]["data"]) == (200, [expected])
