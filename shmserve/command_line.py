@@ -130,7 +130,10 @@ def _add_serve(serve: _Parser) -> None:
     )
     serve.epilog = "The options win over the environment and the file of settings."
     serve.add_argument(
-        "path", metavar="PATH", nargs="?", help="model repository, or one model's own folder"
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="model repository, or one model's own folder or Python file",
     )
     address = "HOST:PORT, unix:PATH, or :PORT, which only this host reaches; default: "
     serve.add_argument("--http", metavar="ADDRESS", help=f"{address}http_bind")

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from shmserve import config, ids
 from shmserve.config import Settings
 
+SOURCE = ".source"  # link to the file, in the folder of a laid-out model of one file
+
 
 def fetches(settings: Settings) -> bool:
     """Return whether a repository is in a remote store."""
@@ -19,16 +21,32 @@ def is_remote(repository: str) -> bool:
 
 
 def single_of(repository: str) -> tuple[str, str] | None:
-    """Return name and folder of an entry `NAME=FOLDER`; None for other entries."""
+    """Return name and path of an entry `NAME=FOLDER` or `NAME=FILE.py`; None for other entries."""
     name, sign, path = repository.partition("=")
     return (name, path) if sign and ids.is_model_name(name) else None
 
 
+def is_one_file(path: str) -> bool:
+    """Return whether a path is a model of one Python file."""
+    return path.endswith(".py") and os.path.isfile(path)
+
+
+def source_of(directory: str) -> str:
+    """Return the path of the file that is laid out as a model's folder; "" for other folders."""
+    try:
+        return os.readlink(os.path.join(directory, SOURCE))
+    except OSError:
+        return ""
+
+
 def missing_folders(settings: Settings) -> Iterator[str]:
-    """Yield an error for each local entry of `model_repository` that is no folder."""
+    """Yield an error for each local entry of `model_repository` that is no folder, and no model of
+    one file."""
     for entry in settings.model_repository:
-        _, path = single_of(entry) or ("", entry)
-        if not is_remote(path) and not os.path.isdir(path):
+        single = single_of(entry)
+        path = single[1] if single else entry
+        is_there = os.path.isdir(path) or (single and is_one_file(path))
+        if not is_remote(path) and not is_there:
             yield f"model_repository: {path!r} is not a directory"
 
 

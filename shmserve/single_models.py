@@ -1,4 +1,4 @@
-"""Repositories that are one model's folder: `NAME=PATH` in `model_repository`.
+"""Repositories that are one model's folder or Python file: `NAME=PATH` in `model_repository`.
 
 Such models are laid out in the run directory in a repository's form, for all readers of
 repositories. The master lays the models out; the coordinator keeps copies of text files up to date.
@@ -25,15 +25,18 @@ _logged: set[str] = set()  # files that could not be copied
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _TEXTS = (".pbtxt", ".txt")  # configuration and labels
 _MOST = 16 << 20
+_FILE = "model.py"
 
 
 def lay_out(settings: Settings) -> None:
     """Make the folder that `model_places.repository_paths` names for `NAME=PATH` entries.
 
     A folder without version folders becomes version 1 of its model: a link leads to the folder,
-    and its text files are copied.
+    and its text files are copied. A Python file becomes the model.py of version 1: links lead to
+    the file.
 
-    Raise ConfigError if a path is no readable folder, or two entries have the same name.
+    Raise ConfigError if a path is no readable folder or Python file, or two entries have the same
+    name.
     """
     entries = [
         single for text in settings.model_repository if (single := model_places.single_of(text))
@@ -48,7 +51,7 @@ def lay_out(settings: Settings) -> None:
             os.makedirs(root, 0o700, exist_ok=True)
             _link(os.path.abspath(path), place)
         except OSError as ex:
-            reason = f"'{path}' is not a readable folder ({ex.strerror})"
+            reason = f"'{path}' is not a readable folder or Python file ({ex.strerror})"
             raise ConfigError(f"model_repository: {reason}") from None
 
 
@@ -65,6 +68,11 @@ def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
 
 
 def _link(path: str, place: str) -> None:
+    if model_places.is_one_file(path):
+        os.makedirs(os.path.join(place, "1"), 0o700)
+        for link in (model_places.SOURCE, os.path.join("1", _FILE)):
+            os.symlink(path, os.path.join(place, link))
+        return
     if _has_versions(path):
         os.symlink(path, place)
         return

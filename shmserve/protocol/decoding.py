@@ -23,9 +23,10 @@ def msgpack_decoder(kind: Any) -> Decode:
     return _guarded(msgspec.msgpack.Decoder(kind).decode)
 
 
-def json_decoder(kind: Any = Any) -> Decode:
-    """Return a decoder from JSON to a `kind` that raises only `UnreadableMessage`."""
-    return _guarded(msgspec.json.Decoder(kind).decode)
+def json_decoder(kind: Any = Any, hook: Callable[[Any, Any], Any] | None = None) -> Decode:
+    """Return a decoder from JSON to a `kind` that raises only `UnreadableMessage`. `hook`: makes
+    values of types that msgspec does not know (`dec_hook`)."""
+    return _guarded(msgspec.json.Decoder(kind, dec_hook=hook).decode)
 
 
 def _guarded(decode: Decode) -> Decode:

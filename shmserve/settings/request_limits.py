@@ -27,9 +27,10 @@ class LimitSettings(MemorySettings, frozen=True):
         kind.Positive,
         "memory outside the pool for bodies of one HTTP worker, and for messages of one gRPC "
         "process. JSON counts 16 times, because of the memory that decoding needs; inflated "
-        "bodies, and chunked bodies of unknown size, count twice. In gRPC the limit covers "
-        "messages of streams, compressed messages by their inflated size, and tensors without "
-        "slots. Beyond it 503 (413 if one request alone needs more), over gRPC UNAVAILABLE",
+        "bodies, and chunked bodies of unknown size, count twice, forms three times. In gRPC the "
+        "limit covers messages of streams, compressed messages by their inflated size, and "
+        "tensors without slots. Beyond it 503 (413 if one request alone needs more), over gRPC "
+        "UNAVAILABLE",
     ] = 2048 * kind.MIB
     max_connections: Annotated[
         kind.Positive,

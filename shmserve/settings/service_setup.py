@@ -14,7 +14,7 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[kind.RepositoryPath, ...],
         "folders of models; addresses of stores: `s3://`, `gs://`, `az://`, `hf://`, "
         "`http(s)://` ([how](remote_models.md)); or `NAME=PATH`: the folder of one model, "
-        "with or without version folders, served as NAME",
+        "with or without version folders, or [one Python file](one_file.md), served as NAME",
     ] = ("workers",)
     model_control: Annotated[
         Literal["none", "explicit", "poll"],

@@ -11,6 +11,12 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from shmserve.core.registry import ALL, ModelState, Snapshot
+from shmserve.protocol.oip.json_calls import (
+    SCHEMA_PARAMETER,
+    decode_schemas,
+    sample,
+    takes_json,
+)
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 _log = logging.getLogger("shmserve.start")
@@ -112,6 +118,9 @@ def _places(devices: Sequence[str]) -> str:
 def _first_request(base: str, snapshot: Snapshot) -> str:
     """Return curl's arguments: a short inference if a model takes one, else metadata."""
     for (name, version), entry in sorted(snapshot.ready_entries.items()):
+        if not version and entry.instances and takes_json(entry.spec):
+            schemas = decode_schemas(entry.spec.parameters[SCHEMA_PARAMETER])
+            return f"{base}/models/{name} -d {shlex.quote(json.dumps(sample(schemas)))}"
         if not version and entry.instances and (inputs := _inputs(entry.spec)):
             body = shlex.quote(json.dumps({"inputs": inputs}, separators=(",", ":")))
             return f"{base}/v2/models/{name}/infer -d {body}"

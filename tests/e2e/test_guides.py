@@ -23,8 +23,11 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for the tutorial
 TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("install", "native_models", "http_api", "operations")),
-    *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "grps")),
+    *(
+        f"docs/{name}.md"
+        for name in ("install", "one_file", "native_models", "http_api", "operations")
+    ),
+    *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "litserve", "grps")),
     *(f"docs/{name}.md" for name in ("reload", "monitoring", "keys", "slow_requests")),
     *(f"docs/{name}.md" for name in ("troubleshooting", "performance")),
 )

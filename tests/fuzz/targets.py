@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from tests.fuzz import file_targets, http2_targets, http_targets, message_targets, request_targets
+from tests.fuzz import (
+    file_targets,
+    http2_targets,
+    http_targets,
+    message_targets,
+    request_targets,
+    value_targets,
+)
 
 CORPUS = Path(__file__).parent / "corpus"
 LONGEST = 4096  # bytes of an input
@@ -22,6 +29,7 @@ _TARGETS: dict[ModuleType, tuple[str, ...]] = {
         *("model_infer", "grps_wire", "grps_json", "bytes_tensor"),
         *("config_pbtxt", "config_json"),
     ),
+    value_targets: ("form", "plain_values"),
     message_targets: ("control", "lane"),
     file_targets: ("settings_toml", "keys_toml", "index_json"),
     http2_targets: ("http2", "http2_calls", "hpack_block", "grpc_messages", "grpc_fields"),

@@ -20,9 +20,9 @@ _PORT = re.compile(r":[0-9]+")
 
 
 def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> list[str]:
-    """Put the options into the environment. Return sentences: about PATH if it is a single model's
-    folder, and about each setting with another value in the environment or in the file. Raise
-    ConfigError for options that cannot be, or cannot be together."""
+    """Put the options into the environment. Return sentences: about PATH if it is a single model,
+    and about each setting with another value in the environment or in the file. Raise ConfigError
+    for options that cannot be, or cannot be together."""
     given = dict(_given(arguments))
     if not given:
         return []
@@ -62,19 +62,21 @@ def _given(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]
 
 
 def _repository(path: str) -> str:
-    """Return the entry of `model_repository` for a repository or a model's own folder."""
+    """Return the entry of `model_repository` for a repository, a model's own folder, or a model of
+    one Python file."""
     from shmserve.repository import no_models  # slow to import, and a service needs no PATH
 
     if model_places.is_remote(path):
         return path
     name, path = model_places.single_of(path) or ("", path)
     folder = os.path.abspath(path)
-    if not os.path.isdir(folder):
-        raise ConfigError(f"PATH: '{path}' is no folder")
+    is_file = model_places.is_one_file(folder)
+    if not is_file and not os.path.isdir(folder):
+        raise ConfigError(f"PATH: '{path}' is no folder and no Python file")
     if "," in folder:
         raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
-    if not name and no_models.sign_of_model(folder):
-        name = no_models.name_of(folder)
+    if not name and (is_file or no_models.sign_of_model(folder)):
+        name = no_models.name_of(folder.removesuffix(".py") if is_file else folder)
         if name.isdigit():
             raise ConfigError(f"PATH: '{path}' is a version of a model: name the folder above it")
         if fault := ids.model_name_fault(name):

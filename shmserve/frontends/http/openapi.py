@@ -7,15 +7,21 @@ bodies and answers.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from shmserve.core.access import Action
+from shmserve.frontends.oip.origins import ACTION_OF
 from shmserve.frontends.oip.restricted_apis import CATEGORIES, Category
+from shmserve.protocol.oip.json_calls import SCHEMA_PARAMETER, JsonCallSchemas, decode_schemas
+from shmserve.tensor.spec import ModelSpec
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+FORM = "multipart/form-data"
+EVENTS = "text/event-stream"
 _SCHEMA = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 The Open Inference Protocol V2 with Triton's extensions, and additions of this server. Tags are the
@@ -109,6 +115,36 @@ def document(routes: Iterable[Route], title: str, version: str) -> dict[str, Any
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "shmserve-key"},
             },
+        },
+    }
+
+
+def with_models(made: dict[str, Any], specs: Iterable[ModelSpec]) -> dict[str, Any]:
+    """Return a document with a path for each model that takes plain values."""
+    paths, components = dict(made["paths"]), dict(made["components"])
+    for spec in specs:
+        schemas = decode_schemas(spec.parameters[SCHEMA_PARAMETER])
+        paths[f"/models/{quote(spec.name, '')}"] = {"post": _model_operation(spec, schemas)}
+        components["schemas"] = components["schemas"] | schemas.components
+    return made | {"paths": paths, "components": components}
+
+
+def _model_operation(spec: ModelSpec, schemas: JsonCallSchemas) -> dict[str, Any]:
+    content: dict[str, Any] = {JSON: {"schema": schemas.body}}
+    if schemas.files:
+        files = {name: {"type": "string", "format": "binary"} for name in schemas.files}
+        content[FORM] = {"schema": {"type": "object", "properties": files}}
+    answer = {EVENTS: {}} if spec.decoupled else {JSON: {"schema": schemas.answer}}
+    failed = {JSON: {"schema": {"$ref": _SCHEMA.format(name=Error.__name__)}}}
+    return {
+        "operationId": re.sub(r"\W+", "_", f"post_models_{spec.name}"),
+        "summary": schemas.summary or f"Model {spec.name}",
+        "tags": ["inference"],
+        "x-action": ACTION_OF["inference"],
+        "requestBody": {"required": True, "content": content},
+        "responses": {
+            "200": {"description": "done", "content": answer},
+            "default": {"description": "refused, or failed", "content": failed},
         },
     }
 

@@ -43,6 +43,19 @@ def test_a_repository_or_a_models_own_folder(model: Path, monkeypatch: pytest.Mo
     assert taken("s3://bucket/models")[0].model_repository == ("s3://bucket/models",)
 
 
+def test_a_python_file(model: Path) -> None:
+    file = model / "1/model.py"
+    settings, sentences = taken(str(file))
+    assert settings.model_repository == (f"model={file}",)
+    assert sentences == [f"serving model model from {file}"]
+    assert taken(f"other={file}")[0].model_repository == (f"other={file}",)
+    other = file.rename(file.with_name("1.txt"))
+    with pytest.raises(ConfigError, match="is no folder and no Python file"):
+        taken(str(other))
+    with pytest.raises(ConfigError, match="'a%b' cannot be the name of a model"):
+        taken(str(other.rename(other.with_name("a%b.py"))))
+
+
 def test_without_a_host_an_address_is_of_this_host() -> None:
     settings, _ = taken("--http :8080,unix:/run/h.sock --grpc 0.0.0.0:8081")
     assert settings.http_bind == ("127.0.0.1:8080", "unix:/run/h.sock")
@@ -73,7 +86,7 @@ def test_options_win_and_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("/no/such", "PATH: '/no/such' is no folder"),
+        ("/no/such", "PATH: '/no/such' is no folder and no Python file"),
         ("s3://bucket/models --reload", "--reload: looks at files of this host, and s3://bucket/"),
         ("--http 8080", "--http: '8080' is no HOST:PORT and no unix:PATH"),
         ("--grpc :99999", "--grpc: '127.0.0.1:99999' is no HOST:PORT"),

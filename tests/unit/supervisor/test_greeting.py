@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.core.registry import ANY
+from shmserve.protocol.oip.json_calls import JsonCallSchemas, encode_schemas
 from shmserve.supervisor.greeting import Doors, StartReport, greeting
 from shmserve.tensor.spec import TensorSpec
 from tests.unit.supervisor.snapshots import LOADING, READY, entry, snapshot
@@ -30,6 +31,29 @@ def test_what_runs_where_and_a_first_request_that_works():
     assert json.loads(words[3])["inputs"] == [
         {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]},
         {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [""]},
+    ]
+
+
+def test_a_first_request_of_plain_values():
+    tensor = TensorSpec("json", "BYTES", (1,))
+    body = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "size": {"$ref": "#/components/schemas/m.Size"}},
+        "required": ["text", "size"],
+    }
+    size = {"properties": {"w": {"anyOf": [{"type": "integer"}]}}, "required": ["w"]}
+    schemas = JsonCallSchemas(body=body, components={"m.Size": size})
+    made = entry("m", tensor)
+    spec = replace(
+        made.spec,
+        inputs=(tensor,),
+        outputs=(tensor,),
+        parameters={"json_schema": encode_schemas(schemas)},
+    )
+    line = list(greeting(snapshot(m=replace(made, spec=spec)), HTTP))[-1]
+    assert shlex.split(line) == [
+        *("try:", "curl", "http://127.0.0.1:8000/models/m", "-d"),
+        '{"text": "", "size": {"w": 0}}',
     ]
 
 

@@ -56,7 +56,9 @@ def test_what_cannot_be(tmp_path) -> None:
     path = make(tmp_path / "one")
     with pytest.raises(ConfigError, match="'a=' is there twice"):
         scanned(tmp_path, f"a={path}", f"a={path}")
-    with pytest.raises(ConfigError, match=r"is not a readable folder \(No such file"):
+    with pytest.raises(
+        ConfigError, match=r"is not a readable folder or Python file \(No such file"
+    ):
         scanned(tmp_path, "a=/no/such")
 
 
@@ -137,3 +139,25 @@ def test_a_text_that_cannot_be_read_keeps_no_other_back(tmp_path, monkeypatch, c
     assert texts.pop("labels.txt") == "no\nyes\n"
     assert texts == dict.fromkeys(("a.txt", "config.pbtxt", "z.txt"), "changed")
     assert [r.shmserve_fields["reason"] for r in caplog.records] == ["Permission denied"]
+
+
+def test_a_model_of_one_file(tmp_path) -> None:
+    file = tmp_path / "src/double.py"
+    file.parent.mkdir()
+    file.write_text("x = 1")
+    (file.parent / "other.py").touch()
+    found = scanned(tmp_path, f"d={file}")
+    assert found.failures == {}
+    (spec,) = found.models["d"].specs
+    assert (spec.version, spec.backend, spec.inputs) == ("1", "python", ())
+    place, run_dir = tmp_path / "run/single/d", str(tmp_path / "run")
+    assert model_places.source_of(str(place)) == str(file)
+    assert model_places.source_of(str(file.parent)) == ""
+    mark = repository.fingerprint(str(place))
+    single_models.refresh(run_dir)
+    (file.parent / "other.py").write_text("y = 2")
+    assert repository.fingerprint(str(place)) == mark
+    file.write_text("x = 22")
+    assert repository.fingerprint(str(place)) != mark
+    settings = Settings(model_repository=(f"d={file}", f"e={file}x", str(file)))
+    assert len(list(model_places.missing_folders(settings))) == 2

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Protocol
 
+from shmserve import model_places
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.model_errors import from_load
@@ -85,7 +86,8 @@ def _import(context: Context) -> ModuleType:
     for alias in ("triton_python_backend_utils", "c_python_backend_utils"):
         sys.modules.setdefault(alias, pb_utils)
     spec = context.spec
-    folder = os.path.join(context.directory, spec.version)
+    source = model_places.source_of(context.directory)  # of a model of one file, "" for others
+    folder = os.path.dirname(source) or os.path.join(context.directory, spec.version)
     pb_utils.set_model_dir(folder)
     for path in (context.directory, folder):
         if path not in sys.path:
@@ -97,7 +99,7 @@ def _import(context: Context) -> ModuleType:
     sys.modules[spec.version] = package
     stem = file.removesuffix(".py").replace(".", "_")
     name = f"{spec.version}.{stem}"
-    loader = _SourceLoader(name, os.path.join(folder, file))
+    loader = _SourceLoader(name, source or os.path.join(folder, file))
     module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
     module.__file__ = loader.path
     sys.modules[name] = module  # for dataclasses and pickling inside the model
@@ -127,10 +129,19 @@ def _dialect(module: ModuleType, spec: ModelSpec) -> Dialect:
         from shmserve.executor.backends.triton.dialect import TritonDialect
 
         return TritonDialect(triton)
-    if not isinstance(native, type):
-        raise ConfigError(
-            f"model '{spec.name}' has neither a class TritonPythonModel nor a class Model"
-        )
+    if not isinstance(native, type) or (
+        hasattr(native, "predict") and not hasattr(native, "infer")
+    ):
+        from shmserve.executor.backends.hinted.hinted_dialect import HintedDialect
+        from shmserve.executor.backends.hinted.signatures import find_target
+
+        target = find_target(module)
+        if target is None:
+            raise ConfigError(
+                f"model '{spec.name}' has neither a class TritonPythonModel nor a class Model, "
+                "nor a function or a class with a method predict"
+            )
+        return HintedDialect(target)
     if spec.decoupled:
         from shmserve.executor.backends.native.stream_dialect import NativeStreamDialect
 

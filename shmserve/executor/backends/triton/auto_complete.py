@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from shmserve.errors import ConfigError
+from shmserve.protocol.triton_config import model_config
+from shmserve.repository import read_labels
 from shmserve.tensor.config_document import ConfigDocument
+from shmserve.tensor.spec import ModelSpec
 
 _REQUIRED = ("name", "data_type", "dims")
 _SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
@@ -13,11 +18,13 @@ _SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 class AutoCompleteConfig:
     """Configuration as a dictionary, with the methods that Triton's models call.
 
-    A call must agree with the values of the configuration file, and never overrules them.
+    A call must agree with the values of the configuration file, and never overrules them. `source`
+    is the source of the calls, for messages.
     """
 
-    def __init__(self, config: ConfigDocument) -> None:
+    def __init__(self, config: ConfigDocument, source: str = "auto_complete_config") -> None:
         self._config = config.as_dict()
+        self._source = source
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration so far, with the schema's names."""
@@ -28,7 +35,7 @@ class AutoCompleteConfig:
         if configured > max_batch_size:
             raise ValueError(
                 f"max_batch_size is {configured} in the configuration, "
-                f"auto_complete_config sets {max_batch_size}"
+                f"{self._source} sets {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
 
@@ -51,7 +58,7 @@ class AutoCompleteConfig:
         if configured and not decoupled:
             raise ValueError(
                 "model_transaction_policy is decoupled in the configuration, "
-                "auto_complete_config sets it to false"
+                f"{self._source} sets it to false"
             )
         self._config["model_transaction_policy"] = {"decoupled": decoupled}
 
@@ -78,8 +85,7 @@ class AutoCompleteConfig:
                 return
         entries.append(new)
 
-    @staticmethod
-    def _merge(kind: str, entry: dict[str, Any], new: dict[str, Any]) -> None:
+    def _merge(self, kind: str, entry: dict[str, Any], new: dict[str, Any]) -> None:
         """Add fields of a tensor that the file leaves open; all other fields must agree."""
         if entry.get("data_type") == "TYPE_INVALID":
             del entry["data_type"]
@@ -91,5 +97,19 @@ class AutoCompleteConfig:
             if entry.setdefault(key, value) != value:
                 raise ValueError(
                     f"{kind} '{new['name']}' has {key} {entry[key]} in the configuration, "
-                    f"auto_complete_config adds {value}"
+                    f"{self._source} adds {value}"
                 )
+
+
+def auto_completed(
+    complete: Callable[[AutoCompleteConfig], Any], spec: ModelSpec, directory: str, *source: str
+) -> ModelSpec:
+    """Return the spec after a model's `auto_complete_config`, checked like a configuration."""
+    result = complete(AutoCompleteConfig(spec.config, *source))
+    if not isinstance(result, AutoCompleteConfig):
+        raise ConfigError(
+            f"model '{spec.name}': auto_complete_config must return the configuration it got, "
+            f"got {'None' if result is None else type(result).__name__}"
+        )
+    config = model_config.parse_dict(result.as_dict(), spec.name, spec.backend, partial=False)
+    return config.spec(spec.version, read_labels(config, directory))

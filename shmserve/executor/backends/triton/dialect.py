@@ -18,7 +18,7 @@ from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.triton import other_models
-from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
+from shmserve.executor.backends.triton.auto_complete import auto_completed
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
 from shmserve.executor.backends.triton.inference_request import InferenceRequest
@@ -29,8 +29,7 @@ from shmserve.executor.backends.triton.response_sender import (
     StreamSink,
 )
 from shmserve.ids import instance_index
-from shmserve.protocol.triton_config import backend_kinds, document, instance_groups, model_config
-from shmserve.repository import read_labels
+from shmserve.protocol.triton_config import backend_kinds, document, instance_groups
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -52,7 +51,8 @@ class TritonDialect:
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
         if hasattr(self._kind, "auto_complete_config"):
-            spec = _auto_completed(self._kind, spec, context.directory)
+            complete = self._kind.auto_complete_config
+            spec = auto_completed(complete, spec, context.directory)
         else:
             spec = with_own_tensors(spec, context.directory)
         if not spec.outputs:
@@ -303,16 +303,3 @@ def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
         "model_version": spec.version,
         "model_name": spec.name,
     }
-
-
-def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
-    """Return the spec after the model's `auto_complete_config`, checked like a configuration."""
-    config = AutoCompleteConfig(spec.config)
-    result = kind.auto_complete_config(config)
-    if not isinstance(result, AutoCompleteConfig):
-        raise ConfigError(
-            f"model '{spec.name}': auto_complete_config must return the configuration it got, "
-            f"got {_kind(result)}"
-        )
-    complete = model_config.parse_dict(result.as_dict(), spec.name, spec.backend, partial=False)
-    return complete.spec(spec.version, read_labels(complete, directory))

@@ -10,16 +10,20 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 import shmserve
 from shmserve.config import Settings
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import openapi
 from shmserve.frontends.http.openapi import Operation
 from shmserve.frontends.http.route_table import Get, Routes
+from shmserve.frontends.http.routes.inference import json_routes
 from shmserve.frontends.http.routes.regions import ClientSocketPlace
 from shmserve.frontends.oip.metadata import ModelMetadata, ServerMetadata
 from shmserve.frontends.oip.repository import IndexRow
 from shmserve.frontends.oip.shared_memory import CudaStatus, RegionStatus
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip.answer import InferAnswer
+from shmserve.protocol.oip.json_calls import SCHEMA_PARAMETER, takes_json
 from shmserve.protocol.oip.json_request import InputParameters, JsonOutput
+from shmserve.tensor.spec import ModelSpec
 from shmserve.waiting import beside
 
 Anything = dict[str, Any]
@@ -215,6 +219,12 @@ OPERATIONS: dict[str, Operation] = {
         media="text/event-stream",
         example=_GENERATE,
     ),
+    f"POST {json_routes.PATH}": Operation(
+        "A model's function: plain values in, as JSON or a form, plain values out",
+        Anything,
+        Anything,
+        other_media=(openapi.FORM,),
+    ),
     "GET /v2/models/stats": Operation("Statistics of all models", answer=StatisticsDocument),
     "GET /v2/trace/setting": Operation("Trace settings", answer=TraceDocument),
     "POST /v2/trace/setting": Operation(
@@ -258,18 +268,28 @@ for _kind, (_status, _region, _example) in _REGIONS.items():
         }
 
 
-def add_routes(routes: Routes, settings: Settings) -> None:
-    """Add the document, made at the first request: by then all routes have been added."""
+def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+    """Add the document, made at the first request, when all routes have been added, and again after
+    a change of the models that take plain values."""
     routes.describe(OPERATIONS)
-    encoded: list[bytes] = []
+    made: list[dict[str, Any]] = []  # the document without models
+    known: dict[Any, bytes] = {}  # the document of the latest models
 
-    def make() -> bytes:
-        made = openapi.document(routes.table(), settings.server_name, shmserve.__version__)
-        return msgspec.json.encode(made)
+    def make(specs: list[ModelSpec]) -> bytes:
+        if not made:
+            table = routes.table()
+            made.append(openapi.document(table, settings.server_name, shmserve.__version__))
+        return msgspec.json.encode(openapi.with_models(made[0], specs))
 
     def answer(req: Request, resp: Response) -> None:
-        if not encoded:
-            encoded.append(beside(make))
-        resp.data = encoded[0]
+        entries = dispatcher.snapshot().ready_entries.items()
+        specs = [e.spec for (_, version), e in entries if not version and takes_json(e.spec)]
+        key = tuple(
+            (spec.name, spec.decoupled, spec.parameters[SCHEMA_PARAMETER]) for spec in specs
+        )
+        if key not in known:
+            known.clear()
+            known[key] = beside(make, specs)
+        resp.data = known[key]
 
     routes.add("metadata", "/openapi.json", Get(answer))

@@ -27,7 +27,7 @@ from shmserve.frontends.http.routes import (
     settings_routes,
 )
 from shmserve.frontends.http.routes import regions as region_routes
-from shmserve.frontends.http.routes.inference import generate_routes
+from shmserve.frontends.http.routes.inference import generate_routes, json_routes
 from shmserve.frontends.http.routes.inference.infer_resource import InferResource
 from shmserve.frontends.oip.origins import Origins
 from shmserve.frontends.oip.repository import Repository
@@ -68,9 +68,10 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     region_routes.add_routes(routes, regions, settings, access)
     repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
     generate_routes.add_routes(routes, dispatcher, settings)
+    json_routes.add_routes(routes, dispatcher, settings)
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/infer", InferResource(dispatcher, settings, regions))
-    openapi_routes.add_routes(routes, settings)
+    openapi_routes.add_routes(routes, dispatcher, settings)
     route_table.add_extensions(routes, dispatcher, settings)
     routes.finish()
     return app

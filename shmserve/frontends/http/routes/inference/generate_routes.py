@@ -19,7 +19,7 @@ from shmserve.frontends.http.server.response import send_chunks
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.generate import encode_error, encode_outcome, is_answer, parse_generate
-from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import RegionWindow
 from shmserve.protocol.oip.validation import check_inputs, slot_bytes
@@ -44,21 +44,29 @@ class GenerateBody(InferBody):
         self._inputs = check_inputs(signature, request, settings, self.find)
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
+        return self.options(request.id, self.with_headers(request.parameters))
+
+    def options(self, request_id: str, parameters: dict[str, Parameter]) -> RunOptions:
+        """Return the options of the request."""
         on_wait, number = client_of(self.environ)
-        parameters = self.with_headers(request.parameters)
+        shared = self._settings.shared_sequences
         return RunOptions(
-            request.id,
+            request_id,
             parameters=parameters,
             on_wait=on_wait,
             caller_number=number,
-            sequence_owner=sequence_owner(caller_of(self.environ), settings.shared_sequences)
+            sequence_owner=sequence_owner(caller_of(self.environ), shared)
             if "sequence_id" in parameters
             else UNKNOWN_CALLER,
         )
 
 
 class GenerateRoutes:
-    """Responders of the generate extension, for all models."""
+    """Responders of the generate extension, for all models. `body`: kind of the requests.
+    `errors_are_events`: a stream that begins with an error is a stream, with the error's status."""
+
+    body: type[GenerateBody] = GenerateBody
+    errors_are_events = True
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -66,7 +74,7 @@ class GenerateRoutes:
         self._forward = compiled(settings.http_header_forward_pattern)
 
     def _open(self, req: Request, name: str, version: str) -> Inference[GenerateBody]:
-        body = GenerateBody(req.env, self._settings, forward=self._forward)
+        body = self.body(req.env, self._settings, forward=self._forward)
         entry = self._dispatcher.ready_model(name, checked_version(version))
         return Inference(self._dispatcher, entry, body)
 
@@ -77,11 +85,11 @@ class GenerateRoutes:
             for outcome in _answers(inference):
                 if data:
                     raise InvalidArgument(_exactly_one("more than one"))
-                data = _encoded(inference, outcome)
+                data = self.encoded(inference, outcome)
             if not data:
                 raise InvalidArgument(_exactly_one("none"))
         resp.data = data
-        _name(req, resp)
+        copy_request_id(req, resp)
 
     def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
         """Answer with any number of server-sent events."""
@@ -90,19 +98,44 @@ class GenerateRoutes:
             answers = _answers(inference)
             first, event = next(answers, None), b""
             # an event like any other, with the error's status
-            if first is not None and first.error is not None:
+            if first is not None and first.error is not None and self.errors_are_events:
                 resp.status = first.error.http_status
                 event = _event(encode_error(first.error.message))
             elif first is not None:
-                event = _event(_encoded(inference, first))
+                event = _event(self.encoded(inference, first))
         except BaseException as ex:  # the client gets an error, not a stream
             inference.failed(ex)
             inference.close()
             raise
         resp.content_type = "text/event-stream; charset=utf-8"
         resp.set_header("Cache-Control", "no-cache")
-        _name(req, resp)
-        send_chunks(resp, event, _events(inference, answers), inference.close)
+        copy_request_id(req, resp)
+        send_chunks(resp, event, self._events(inference, answers), inference.close)
+
+    def encoded(self, inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
+        """Return the JSON of an answer, or raise the answer's error."""
+        size = sum(len(tensor.view) for tensor in outcome.outputs)
+        given, receipt = inference.source.request.id, inference.receipt
+        return beside_if_large(size, encode_outcome, inference.signature, given, outcome, receipt)
+
+    def _events(
+        self, inference: Inference[GenerateBody], answers: Iterator[Outcome]
+    ) -> Iterator[bytes]:
+        """Yield each answer as an event as soon as it is there. Nothing runs ahead of a client that
+        does not read."""
+        while True:
+            try:
+                outcome = next(answers, None)
+            except ShmserveError as ex:  # the error is the last event of the stream
+                yield _event(encode_error(ex.message))
+                return
+            if outcome is None:
+                return
+            try:
+                event = _event(self.encoded(inference, outcome))
+            except ShmserveError as ex:  # only this answer failed, the stream goes on
+                event = _event(encode_error(ex.message))
+            yield event
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
@@ -113,7 +146,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
         routes.add("inference", f"{path}/generate_stream", resource, suffix="stream")
 
 
-def _name(req: Request, resp: Response) -> None:
+def copy_request_id(req: Request, resp: Response) -> None:
     """Copy the request's id to the answer, if the client sent an id."""
     if request_ids.IN_ENVIRON in req.env:
         given = req.env[request_ids.IN_ENVIRON]
@@ -123,31 +156,6 @@ def _name(req: Request, resp: Response) -> None:
 def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:
     """Return the outcomes to send. Views are valid until the next outcome is requested."""
     return filter(is_answer, inference.stream())
-
-
-def _encoded(inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
-    """Return the JSON of an answer, or raise the answer's error."""
-    size = sum(len(tensor.view) for tensor in outcome.outputs)
-    request_id, receipt = inference.source.request.id, inference.receipt
-    return beside_if_large(size, encode_outcome, inference.signature, request_id, outcome, receipt)
-
-
-def _events(inference: Inference[GenerateBody], answers: Iterator[Outcome]) -> Iterator[bytes]:
-    """Yield each answer as an event as soon as it is there. Nothing runs ahead of a client that
-    does not read."""
-    while True:
-        try:
-            outcome = next(answers, None)
-        except ShmserveError as ex:  # the error is the last event of the stream
-            yield _event(encode_error(ex.message))
-            return
-        if outcome is None:
-            return
-        try:
-            event = _event(_encoded(inference, outcome))
-        except ShmserveError as ex:  # only this answer failed, the stream goes on
-            event = _event(encode_error(ex.message))
-        yield event
 
 
 def _event(data: bytes) -> bytes:

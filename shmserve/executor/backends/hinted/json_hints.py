@@ -1,0 +1,244 @@
+"""JSON hints: functions on plain values, msgspec's structs, dataclasses and pydantic's models."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+from msgspec import inspect as kinds
+from msgspec.structs import replace
+
+from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
+from shmserve.executor.backends.hinted.array_hints import set_batching
+from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
+from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
+from shmserve.protocol.decoding import json_decoder
+from shmserve.protocol.oip.json_calls import (
+    JSON_TENSOR,
+    SCHEMA_PARAMETER,
+    JsonCallSchemas,
+    decode_form,
+    encode_schemas,
+    is_form,
+)
+from shmserve.tensor.dtypes import object_array
+
+_OBJECTS = (kinds.StructType, kinds.DataclassType, kinds.TypedDictType)
+_LISTS = (kinds.ListType, kinds.VarTupleType, kinds.SetType, kinds.FrozenSetType)
+_FROM_JSON = (*_OBJECTS, *_LISTS, kinds.TupleType, kinds.DictType, kinds.CustomType)
+_TENSOR = {"name": JSON_TENSOR, "data_type": "TYPE_STRING", "dims": [1]}
+
+
+class JsonCall:
+    """Way between the body of a request and the arguments and answer of a function on plain values.
+
+    An argument that is an object (a struct, dataclass, TypedDict, dict or pydantic's model) is the
+    body, if the function has no other argument. Otherwise the body is an object with a key for each
+    argument. The arguments of a batched function are lists with an element for each caller. Raise
+    ConfigError for hints that JSON cannot carry.
+    """
+
+    def __init__(self, signature: HintedSignature, model: str, summary: str) -> None:
+        signature = self._signature = _of_one_caller(signature) if signature.batching else signature
+        self._root = ""  # argument that is the whole body
+        if len(signature.arguments) == 1 and _is_object(signature.arguments[0].hint):
+            self._root = signature.arguments[0].name
+        self._kind = signature.arguments[0].hint if self._root else _struct_of(signature)
+        self._schemas = _schemas(self._kind, signature.answer, model, summary)
+        self._decode = json_decoder(self._kind, _made)
+        self._fields = _fields(self._kind)
+        self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
+
+    def complete(self, config: AutoCompleteConfig) -> AutoCompleteConfig:
+        """Add the tensor of the body, the tensor of the answer, and the schemas."""
+        config.set_model_transaction_policy({"decoupled": self._signature.streams})
+        config.add_input(_TENSOR)
+        config.add_output(_TENSOR)
+        if self._signature.batching:
+            set_batching(config.as_dict(), self._signature.batching)
+        parameters = config.as_dict().setdefault("parameters", {})
+        parameters[SCHEMA_PARAMETER] = {"string_value": encode_schemas(self._schemas)}
+        return config
+
+    def arguments(self, request: Any) -> dict[str, Any]:
+        """Return the arguments of the function for a request of the native dialect. Raise
+        InvalidArgument for a body that does not fit; the text names the field."""
+        bodies = request.input(JSON_TENSOR).reshape(-1)
+        if len(bodies) != 1:
+            raise InvalidArgument(f"input '{JSON_TENSOR}' has {len(bodies)} bodies: send one")
+        body: bytes = bodies[0]
+        try:
+            value = self._of_form(body) if is_form(body) else self._decode(body or b"{}")
+        except (UnreadableMessage, msgspec.ValidationError) as ex:
+            text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
+            raise InvalidArgument(text) from None
+        if self._root:
+            return {self._root: value}
+        given = {name: getattr(value, name) for name in self._fields}
+        return {name: item for name, item in given.items() if item is not UNSET}
+
+    def answer(self, result: Any) -> dict[str, Any]:
+        """Return an answer as JSON. Raise Internal if the answer holds an unknown type."""
+        try:
+            text = self._encode(result)
+        except (TypeError, ValueError, RecursionError) as ex:
+            raise Internal(f"the answer has no JSON form: {ex}") from None
+        shape = (1, 1) if self._signature.batching else (1,)
+        return {JSON_TENSOR: object_array([text], shape)}
+
+    def _of_form(self, body: bytes) -> Any:
+        """Return the value of a form. Text becomes the field's type."""
+        given: dict[str, list[bytes]] = {}
+        for name, content in decode_form(body):
+            if name not in self._fields:
+                raise InvalidArgument(
+                    f"the form has a part '{name}', and no argument has this name"
+                )
+            given.setdefault(name, []).append(content)
+        members = {name: _of_parts(name, self._fields[name], p) for name, p in given.items()}
+        return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
+
+
+def _of_one_caller(signature: HintedSignature) -> HintedSignature:
+    """Return the signature of a batched function as one caller sees the function."""
+    if signature.streams or signature.request:
+        raise ConfigError("batched is for functions with one answer, and without a ModelRequest")
+    arguments = [replace(a, hint=_element(a.hint, f"'{a.name}'")) for a in signature.arguments]
+    answer = _element(signature.answer, "the answer")
+    return replace(signature, arguments=tuple(arguments), answer=answer)
+
+
+def _element(hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is not list:
+        raise ConfigError(
+            f"{where} of a batched function must be a list, with an element for each caller: write"
+            f" list[{getattr(hint, '__name__', hint)}]"
+        )
+    return typing.get_args(hint)[0]
+
+
+def _struct_of(signature: HintedSignature) -> Any:
+    """Return a struct with a field for each argument."""
+    fields = [
+        (a.name, typing.Union[a.hint, UnsetType], UNSET) if a.optional else (a.name, a.hint)  # noqa: UP007
+        for a in signature.arguments
+    ]
+    return msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def _is_object(hint: Any) -> bool:
+    hint = plain(hint)
+    if _is_pydantic(hint):
+        return True
+    try:
+        return isinstance(kinds.type_info(hint), (*_OBJECTS, kinds.DictType))
+    except TypeError:
+        return False
+
+
+def _is_pydantic(hint: Any) -> bool:
+    return isinstance(hint, type) and hasattr(hint, "model_validate")
+
+
+def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
+    """Return the possible types of each field of an object; empty for objects of unknown keys."""
+    info = kinds.type_info(kind)
+    if not isinstance(info, _OBJECTS):
+        return {}
+    return {
+        field.encode_name: field.type.types
+        if isinstance(field.type, kinds.UnionType)
+        else (field.type,)
+        for field in info.fields
+    }
+
+
+def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> Any:
+    """Return the value of a field for the parts of this name. Bytes stay as they are."""
+    for kind in types:
+        if isinstance(kind, _LISTS) and (len(parts) > 1 or _holds_bytes(kind)):
+            return [_of_parts(name, (kind.item_type,), [part]) for part in parts]
+    if len(parts) > 1:
+        raise InvalidArgument(
+            f"the form has part '{name}' {len(parts)} times, and no list takes it"
+        )
+    if any(isinstance(kind, kinds.BytesType | kinds.ByteArrayType) for kind in types):
+        return parts[0]
+    if any(isinstance(kind, _FROM_JSON) for kind in types):
+        return _any_json(parts[0])
+    try:
+        return parts[0].decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"part '{name}' of the form is not UTF-8") from None
+
+
+_any_json = json_decoder()
+
+
+def _holds_bytes(kind: Any) -> bool:
+    return isinstance(kind, _LISTS) and isinstance(kind.item_type, kinds.BytesType)
+
+
+def _made(kind: type[Any], value: Any) -> Any:
+    """Return a value of a type that msgspec does not know: pydantic checks its own."""
+    try:
+        return kind.model_validate(value)
+    except ValueError as ex:
+        errors = getattr(ex, "errors", None)
+        first = errors()[0] if errors else {"loc": (), "msg": str(ex)}
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{first['msg']}{f' - at `{place}`' if place else ''}") from None
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value that msgspec can encode, for numpy's values and pydantic's models."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if _is_pydantic(type(value)):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is not known")
+
+
+def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchemas:
+    """Return the schemas of a function, which exist only if JSON can carry the hints."""
+    prefix = re.sub(r"[^\w.-]", "_", model)
+    template = f"#/components/schemas/{prefix}.{{}}"
+    components: dict[str, Any] = {}
+
+    def hook(unknown: type[Any]) -> dict[str, Any]:
+        if not _is_pydantic(unknown):
+            raise NotImplementedError
+        schema = unknown.model_json_schema(ref_template=template.format("{model}"))
+        components.update(schema.pop("$defs", {}))
+        return dict(schema)
+
+    try:
+        (body, given), more = msgspec.json.schema_components(
+            (kind, answer), schema_hook=hook, ref_template=template.format("{name}")
+        )
+    except (TypeError, NotImplementedError) as ex:
+        text = str(ex).splitlines()[0]
+        raise ConfigError(
+            f"JSON has no form for a hint ({text}): write plain types, a msgspec.Struct, a"
+            " dataclass, or NDArray[np.float32] for arrays"
+        ) from None
+    named = {f"{prefix}.{name}": schema for name, schema in (more | components).items()}
+    if "$ref" in body and kind.__name__ == "Arguments":
+        body = named.pop(body["$ref"].rpartition("/")[2], body)
+    files = [n for n, types in _fields(kind).items() if any(map(_is_file, types))]
+    return JsonCallSchemas(summary, body, given, tuple(files), named)
+
+
+def _is_file(kind: kinds.Type) -> bool:
+    return isinstance(kind, kinds.BytesType) or _holds_bytes(kind)
+
+
+def summary_of(target: Any) -> str:
+    """Return the first line of a function's or class's documentation."""
+    own = target.__dict__.get("__doc__") if isinstance(target, type) else target.__doc__
+    return inspect.cleandoc(own or "").partition("\n")[0]

@@ -1,0 +1,137 @@
+"""Signature of a hinted model: the function of a model.py, the arguments, and the hint of the
+answer. docs/one_file.md has the rules."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections import abc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.errors import ConfigError
+from shmserve.model import BATCHED, Batching, ModelRequest
+
+METHOD = "predict"
+_STREAMS = (abc.Iterator, abc.Generator, abc.Iterable)
+_ORDINARY = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NONE = type(None)
+_EMPTY = inspect.Parameter.empty
+
+
+class Argument(Struct, frozen=True):
+    """Argument of a function. `default`: `inspect.Parameter.empty` if the argument is required."""
+
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def optional(self) -> bool:
+        return self.default is not _EMPTY
+
+
+class HintedSignature(Struct, frozen=True):
+    """Arguments and answer of a hinted function.
+
+    Attributes:
+        request: name of the argument that gets the request; "": no argument.
+        answer: hint of the answer, for a stream of each answer.
+        streams: whether the function gives any number of answers.
+        batching: arguments of the decorator `batched`, or None.
+    """
+
+    arguments: tuple[Argument, ...]
+    request: str
+    answer: Any
+    streams: bool
+    batching: Batching | None
+
+
+def find_target(module: ModuleType) -> Callable[..., Any] | None:
+    """Return the model of a file: the class with a method `predict`, else the function `predict`,
+    else the only function. Names with an underscore in front, and imported objects, do not count.
+    Return None without such an object. Raise ConfigError for several."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    }
+    functions = {name: value for name, value in own.items() if inspect.isfunction(value)}
+    kinds = {n: v for n, v in own.items() if isinstance(v, type) and hasattr(v, METHOD)}
+    named = {name: value for name, value in functions.items() if name == METHOD}
+    found: dict[str, Any] = kinds or named or functions
+    if len(found) > 1:
+        raise ConfigError(
+            f"{' and '.join(sorted(found))} may each be the model: name the model's function"
+            f" {METHOD}, or begin the other names with an underscore"
+        )
+    return next(iter(found.values()), None)
+
+
+def signature_of(target: Callable[..., Any]) -> HintedSignature:
+    """Return the signature of a model. Raise ConfigError for a missing or unreadable hint; the text
+    names the argument and the remedy."""
+    function, bound = target, False
+    if isinstance(target, type):
+        function = getattr(target, METHOD)
+        bound = not isinstance(inspect.getattr_static(target, METHOD), staticmethod)
+    inner = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"{function.__name__} is async: write def, which runs in a process apart")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as ex:
+        raise ConfigError(f"the hints of {function.__name__} cannot be read: {ex}") from None
+    parameters = list(inspect.signature(function).parameters.values())[bound:]
+    arguments = [_argument(parameter, hints) for parameter in parameters]
+    requests = [argument.name for argument in arguments if argument.hint is ModelRequest]
+    if "return" not in hints:
+        raise ConfigError(f"{function.__name__} has no hint of its answer: write -> and a type")
+    answer, streams = plain(hints["return"]), inspect.isgeneratorfunction(inner)
+    if typing.get_origin(answer) in _STREAMS:
+        answer, streams = typing.get_args(answer)[0], True
+    return HintedSignature(
+        tuple(argument for argument in arguments if argument.hint is not ModelRequest),
+        requests[0] if requests else "",
+        plain(answer),
+        streams,
+        getattr(function, BATCHED, None),
+    )
+
+
+def _argument(parameter: inspect.Parameter, hints: dict[str, Any]) -> Argument:
+    name = parameter.name
+    if parameter.kind not in _ORDINARY:
+        raise ConfigError(f"argument '{parameter}': write arguments with a name each")
+    if name not in hints:
+        example = "NDArray[np.float32] for an array, or str"
+        raise ConfigError(f"argument '{name}' has no type hint: write {name}: {example}")
+    nullable = without_none(hints[name]) is not plain(hints[name])
+    default = None if nullable and parameter.default is _EMPTY else parameter.default
+    return Argument(name, plain(hints[name]), default)
+
+
+def without_none(hint: Any) -> Any:
+    """Return a hint without `| None`."""
+    hint = plain(hint)
+    members = typing.get_args(hint)
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType) or _NONE not in members:
+        return hint
+    return plain(typing.Union[tuple(m for m in members if m is not _NONE)])  # noqa: UP007
+
+
+def plain(hint: Any) -> Any:
+    """Return the type behind a name of a statement `type Name = ...`."""
+    while True:
+        origin = typing.get_origin(hint)
+        if hasattr(hint, "__value__"):
+            hint = hint.__value__
+        elif hasattr(origin, "__value__"):
+            hint = origin.__value__[typing.get_args(hint)]
+        else:
+            return hint

@@ -1,0 +1,247 @@
+"""Models on plain values: bodies to arguments, answers to JSON, forms, schemas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
+from shmserve.executor.backend import BatchForm
+from shmserve.protocol.oip import json_calls
+from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure, load
+
+HEAD = """
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, Field
+
+from shmserve.model import ModelRequest, batched
+"""
+
+
+class Asker:
+    """A loaded model on plain values. `ask` returns the answer, or raises the error."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        (folder / "m/1").mkdir(parents=True)
+        (folder / "m/1/model.py").write_text(HEAD + dedent(code))
+        self.backend, self.spec = load(str(folder / "m"))
+
+    def ask(self, body: Any) -> Any:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = ask(self.backend, self.spec, json=np.array([text], object))
+        return json.loads(arrays(response)["json"][0])
+
+    def form(self, *parts: tuple[str, bytes]) -> Any:
+        return self.ask(json_calls.encode_form(parts))
+
+    @property
+    def schemas(self) -> json_calls.JsonCallSchemas:
+        return json_calls.decode_schemas(self.spec.parameters["json_schema"])
+
+
+def test_arguments_are_keys(tmp_path: Path) -> None:
+    code = '''
+    def predict(text: str, times: int = 2, tags: list[str] | None = None) -> dict[str, Any]:
+        """Repeat a text.
+
+        More."""
+        return {"text": text * times, "tags": tags}
+    '''
+    model = Asker(tmp_path, code)
+    assert json_calls.takes_json(model.spec)
+    assert [(t.name, t.datatype, t.shape) for t in model.spec.inputs] == [("json", "BYTES", (1,))]
+    assert model.ask({"text": "a"}) == {"text": "aa", "tags": None}
+    assert model.ask({"text": "a", "times": 3, "tags": ["x"]}) == {"text": "aaa", "tags": ["x"]}
+    assert model.ask({"text": "a", "tags": None})["tags"] is None
+    schemas = model.schemas
+    assert schemas.summary == "Repeat a text."
+    assert schemas.body["required"] == ["text"]
+    assert schemas.body["properties"]["times"] == {"type": "integer"}
+    assert schemas.components == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"text": 5}, r"Expected `str`, got `int` - at `\$.text`"),
+        ({}, "missing required field `text`"),
+        (b"", "missing required field `text`"),
+        ({"text": "a", "time": 3}, "unknown field `time`"),
+        (b"{", "Input data was truncated"),
+        (b'"\xff"', "."),
+        (b"[" * 100_000, "."),
+        (b"\xff", "."),
+        (b"\xc1", "."),
+        (json_calls.encode_form([("text", b"a"), ("text", b"b")]), "part 'text' 2 times"),
+        (json_calls.encode_form([("other", b"a")]), "a part 'other'"),
+        (json_calls.encode_form([("text", b"\xff")]), "part 'text' of the form is not UTF-8"),
+        (json_calls.encode_form([("text", b"a"), ("times", b"x")]), r"`\$.times`"),
+    ],
+)
+def test_bodies_that_do_not_fit(tmp_path: Path, body: Any, reason: str) -> None:
+    model = Asker(tmp_path, "def f(text: str, times: int = 2) -> str: return text")
+    with pytest.raises(InvalidArgument, match=reason):
+        model.ask(body)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "class Body(msgspec.Struct):\n    size: int",
+        "@dataclass\nclass Body:\n    size: int",
+        "class Body(TypedDict):\n    size: int",
+        "class Body(BaseModel):\n    size: int = Field(lt=10)",
+    ],
+)
+def test_an_object_is_the_body(tmp_path: Path, kind: str) -> None:
+    code = f"{kind}\ndef predict(body: Body) -> Body: return body"
+    model = Asker(tmp_path, code)
+    assert model.ask({"size": 5}) == {"size": 5}
+    with pytest.raises(InvalidArgument, match="size"):
+        model.ask({"size": "x"})
+    assert "size" in json.dumps([model.schemas.body, model.schemas.components])
+    if "msgspec" in kind:
+        assert model.schemas.body == {"$ref": "#/components/schemas/m.Body"}
+        assert model.schemas.components.keys() == {"m.Body"}
+
+
+def test_a_dict_is_the_body(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(data: dict[str, Any]) -> list[str]: return sorted(data)")
+    assert model.ask({"b": 1, "a": 2}) == ["a", "b"]
+    with pytest.raises(InvalidArgument, match="no argument has this name"):
+        model.form(("b", b"1"))
+
+
+def test_pydantics_models_within(tmp_path: Path) -> None:
+    code = """
+    class Inner(BaseModel):
+        size: int = Field(lt=10)
+    class Outer(BaseModel):
+        inner: Inner
+    def f(items: list[Outer]) -> dict[str, Outer]: return {"last": items[-1]}
+    """
+    model = Asker(tmp_path, code)
+    item = {"inner": {"size": 5}}
+    assert model.ask({"items": [item]}) == {"last": item}
+    with pytest.raises(InvalidArgument, match=r"less than 10 - at `inner.size` - at `\$.items"):
+        model.ask({"items": [{"inner": {"size": 50}}]})
+    assert "#/components/schemas/m.Inner" in json.dumps(
+        [model.schemas.body, model.schemas.components]
+    )
+    assert "m.Inner" in model.schemas.components
+
+
+def test_answers_of_numpy(tmp_path: Path) -> None:
+    code = "def f() -> Any: return [np.float32(0.5), np.arange(2), np.float64(2), np.bool_(True)]"
+    assert Asker(tmp_path, code).ask(b"") == [0.5, [0, 1], 2.0, True]
+
+
+def test_answers_without_a_json_form(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f() -> Any: return object()")
+    error = failure(ask(model.backend, model.spec, json=np.array([b"{}"], object)))
+    assert error.code is Code.INTERNAL
+    assert error.message == "the answer has no JSON form: object is not known"
+
+
+def test_forms(tmp_path: Path) -> None:
+    code = """
+    class Box(msgspec.Struct):
+        left: int
+    def f(image: bytes, box: Box | None = None, scale: float = 1.0, name: str = "",
+          more: list[bytes] | None = None, ids: list[int] | None = None) -> Any:
+        return [image.hex(), box and box.left, scale, name, len(more or []), ids]
+    """
+    model = Asker(tmp_path, code)
+    assert model.schemas.files == ("image", "more")
+    assert model.form(("image", b"\xff\x00")) == ["ff00", None, 1.0, "", 0, None]
+    parts = [("image", b"a"), ("box", b'{"left": 3}'), ("scale", b"2.5"), ("name", b"5")]
+    assert model.form(*parts) == ["61", 3, 2.5, "5", 0, None]
+    lists = [("image", b""), ("more", b"x"), ("more", b"y"), ("ids", b"1"), ("ids", b"2")]
+    assert model.form(*lists) == ["", None, 1.0, "", 2, [1, 2]]
+    assert model.form(("image", b""), ("ids", b"[1, 2]"), ("more", b"x"))[4:] == [1, [1, 2]]
+    assert model.ask({"image": "/wA="})[0] == "ff00", "base64 in JSON"
+
+
+def test_streams(tmp_path: Path) -> None:
+    code = "def f(n: int) -> Iterator[int]: yield from range(n)"
+    model = Asker(tmp_path, code)
+    assert model.spec.decoupled
+    text = np.array([b'{"n": 2}'], object)
+    sent = ask_stream(model.backend, model.spec, json=text).sent
+    assert [arrays(answer)["json"][0] for answer in sent if answer.outputs] == [b"0", b"1"]
+    errors = ask_stream(model.backend, model.spec, json=np.array([b"{}"], object)).errors
+    assert "field `n`" in errors[0].message
+
+
+def test_batches(tmp_path: Path) -> None:
+    code = """
+    @batched(max_size=8, delay_ms=1)
+    def f(x: list[int], y: list[int | None]) -> list[list[int | None]]:
+        if 99 in x:
+            return []
+        return [[a, b, len(x)] for a, b in zip(x, y)]
+    """
+    model = Asker(tmp_path, code)
+    assert (model.spec.max_batch_size, model.spec.inputs[0].shape) == (8, (-1, 1))
+    assert model.backend.batching is BatchForm.LISTED
+    assert model.schemas.body["properties"]["x"] == {"type": "integer"}
+
+    def asked(*bodies: str) -> list[Any]:
+        requests = [
+            FakeBackendRequest(("json",), json=np.array([[text.encode()]], object))
+            for text in bodies
+        ]
+        answers = model.backend.execute(requests)
+        return [a.error or json.loads(arrays(a)["json"][0, 0]) for a in answers]
+
+    first, wrong, last = asked('{"x": 1, "y": 5}', '{"x": "a", "y": 5}', '{"x": 2, "y": null}')
+    assert (first, last) == ([1, 5, 2], [2, None, 2])
+    assert isinstance(wrong, InvalidArgument)
+    assert [type(error) for error in asked("[]", "{}")] == [InvalidArgument] * 2
+    with pytest.raises(ShmserveError, match="must return a list of 1 answers"):
+        asked('{"x": 99, "y": 1}')
+    two = FakeBackendRequest(("json",), json=np.array([[b"{}"], [b"{}"]], object))
+    (answer,) = model.backend.execute([two])
+    assert "2 bodies: send one" in failure(answer).message
+
+
+def test_the_request_beside_values(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(n: int, request: ModelRequest) -> Any: return [n, request.id]")
+    assert model.ask({"n": 3}) == [3, "request-1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "class A: pass\ndef f(x: A) -> int: ...",
+            "JSON has no form for a hint .*write plain types",
+        ),
+        ("def f(x: int) -> object: ...", "JSON has no form for a hint"),
+        ("def f(x: int | str | list[int] | list[str]) -> int: ...", "JSON has no form for a hint"),
+        ("@batched(4)\ndef f(x: int) -> list[int]: ...", r"'x' of a batched .*: write list\[int\]"),
+        ("@batched(4)\ndef f(x: list[int]) -> str: ...", r"the answer of a batched .* list\[str\]"),
+        ("@batched(4)\ndef f(x: list[int]) -> Iterator[list[int]]: ...", "with one answer"),
+    ],
+)
+def test_hints_that_json_cannot_carry(tmp_path: Path, code: str, reason: str) -> None:
+    with pytest.raises(ShmserveError, match=reason) as caught:
+        Asker(tmp_path, code)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_schemas_that_are_too_large_or_nonsense() -> None:
+    large = json_calls.JsonCallSchemas("s", {"x": "y" * json_calls.MAX_SCHEMA_BYTES}, files=("f",))
+    text = json_calls.encode_schemas(large)
+    assert json_calls.decode_schemas(text) == json_calls.JsonCallSchemas(files=("f",))
+    assert json_calls.decode_schemas("{") == json_calls.JsonCallSchemas()
