@@ -86,7 +86,9 @@ class Sources(msgspec.Struct):
                 continue
             name = names.get(variable)
             if name is None:
-                near = _near(variable, [v for v, name in names.items() if name in self._declared])
+                near = near_name(
+                    variable, [v for v, name in names.items() if name in self._declared]
+                )
                 self.problems.append(f"unknown setting {variable} in the environment{near}")
                 continue
             name = self._former.get(name, name)
@@ -105,7 +107,7 @@ class Sources(msgspec.Struct):
             origin = f"{path}, line {lines[written].pop(0)}" if lines.get(written) else path
             given = self._values_of(name)
             if name not in self._declared and name not in self._retired:
-                near = self._misplaced(keys) or _near(name, list(self._declared), keys[:-1])
+                near = self._misplaced(keys) or near_name(name, list(self._declared), keys[:-1])
                 spelled = _shortened(_spelled(keys, text))
                 self.problems.append(f"unknown setting {spelled} in {origin}{near}")
             elif name in given:
@@ -268,7 +270,7 @@ def _spelled(keys: tuple[str, ...], text: str) -> str:
     return dotted if stands_dotted or not tables else f"[{'.'.join(tables)}] {key}"
 
 
-def _near(name: str, known: list[str], tables: tuple[str, ...] = ()) -> str:
+def near_name(name: str, known: list[str], tables: tuple[str, ...] = ()) -> str:
     """Return a question for the known name near a wrong one, or "". `tables`: tables above the
     wrong name, below which the right one may have a shorter form."""
     stem = _ADDRESS.sub("", name)
