@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import shmserve
-from shmserve import library_telemetry
+from shmserve import build_id, library_telemetry
 from shmserve.config import CONFIG_VARIABLE
 from shmserve.errors import ShmserveError
 
@@ -46,6 +46,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(ERROR, f"shmserve: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """Prints version and build, which are looked up for this argument only."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        build = build_id.build_id()
+        print(f"shmserve {shmserve.__version__}{f' (build {build})' if build else ''}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. Each sets `module`, whose `main` runs the command."""
     whole = _Parser(
@@ -54,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Settings come from the TOML file named by SHMSERVE_CONFIG and from "
         "SHMSERVE_* variables: see shmserve settings.",
     )
-    whole.add_argument("--version", action="version", version=f"shmserve {shmserve.__version__}")
+    whole.add_argument("--version", action=_Version, help="show version and build, and exit")
     whole.add_argument("--config", metavar="FILE", help="settings, instead of SHMSERVE_CONFIG")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

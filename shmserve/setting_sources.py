@@ -86,7 +86,9 @@ class Sources(msgspec.Struct):
                 continue
             name = names.get(variable)
             if name is None:
-                near = _near(variable, [v for v, name in names.items() if name in self._declared])
+                near = near_name(
+                    variable, [v for v, name in names.items() if name in self._declared]
+                )
                 self.problems.append(f"unknown setting {variable} in the environment{near}")
                 continue
             name = self._former.get(name, name)
@@ -105,8 +107,9 @@ class Sources(msgspec.Struct):
             origin = f"{path}, line {lines[written].pop(0)}" if lines.get(written) else path
             given = self._values_of(name)
             if name not in self._declared and name not in self._retired:
-                near = self._misplaced(keys) or _near(name, list(self._declared))
-                self.problems.append(f"unknown setting {_shortened(written)} in {origin}{near}")
+                near = self._misplaced(keys) or near_name(name, list(self._declared), keys[:-1])
+                spelled = _shortened(_spelled(keys, text))
+                self.problems.append(f"unknown setting {spelled} in {origin}{near}")
             elif name in given:
                 self.problems.append(f"{name} is set twice: {given[name].origin}, and {origin}")
             else:
@@ -259,14 +262,27 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
-def _near(name: str, known: list[str]) -> str:
+def _spelled(keys: tuple[str, ...], text: str) -> str:
+    """Return an unknown setting as a TOML text has it: ``[http] port``, or ``http.port``."""
+    *tables, key = keys
+    dotted = ".".join(keys)
+    stands_dotted = re.search(rf"^\s*{re.escape(dotted)}\s*=", text, re.MULTILINE)
+    return dotted if stands_dotted or not tables else f"[{'.'.join(tables)}] {key}"
+
+
+def near_name(name: str, known: list[str], tables: tuple[str, ...] = ()) -> str:
+    """Return a question for the known name near a wrong one, or "". `tables`: tables above the
+    wrong name, below which the right one may have a shorter form."""
     stem = _ADDRESS.sub("", name)
     binds = (f"{stem}bind".lower(), f"{stem}http_bind".lower()) if stem != name else ()
-    for setting in known:
-        if setting.lower() in binds:
-            return f"; did you mean {setting}? It takes addresses HOST:PORT"
-    found = difflib.get_close_matches(name, known, 1, 0.75)
-    return f"; did you mean {found[0]}?" if found else ""
+    addresses = [setting for setting in known if setting.lower() in binds]
+    found = addresses or difflib.get_close_matches(name, known, 1, 0.75)
+    if not found:
+        return ""
+    meant, prefix = found[0], "".join(f"{table}_" for table in tables)
+    if prefix and meant.startswith(prefix):
+        meant = f"[{'.'.join(tables)}] {meant.removeprefix(prefix)} ({meant})"
+    return f"; did you mean {meant}?{' It takes addresses HOST:PORT' * bool(addresses)}"
 
 
 def _lines(text: str) -> dict[str, list[int]]:

@@ -109,7 +109,7 @@ class Access:
         """
         if action in caller.scopes or self.kind(caller) in self._table[action]:
             return
-        raise self._refusal(action, bool(caller.scopes))
+        raise self._refusal(action, caller)
 
     def check_client_socket(self, action: Action, caller: Caller) -> None:
         """Check that a caller may do an action over the client socket, where no request carries a
@@ -130,12 +130,13 @@ class Access:
         server."""
         return self.kind(caller) == "owner" or "change" in caller.scopes
 
-    def _refusal(self, action: Action, has_key: bool) -> ShmserveError:
+    def _refusal(self, action: Action, caller: Caller) -> ShmserveError:
         allowed = [_WHO[kind] for kind in self._table[action]]
         if not self._keys:
             holders = f"{' and '.join(allowed)} (setting {_SETTING[action]})"
             return PermissionDenied(f"{_WHAT[action]} is for {holders}")
         holders = " and ".join([*allowed, f"holders of a key with the scope '{action}'"])
-        if has_key:
+        if caller.scopes:
             return PermissionDenied(f"{_WHAT[action]} is for {holders}")
-        return Unauthenticated(f"{_WHAT[action]} is for {holders}: {_HOW}")
+        why = "the key sent is unknown or expired" if caller.key_refused else "no key was sent"
+        return Unauthenticated(f"{_WHAT[action]} is for {holders}; {why}: {_HOW}")

@@ -20,6 +20,7 @@ class Caller(Struct, frozen=True):
         socket: inode of the caller's TCP socket; 0: none.
         scopes: scopes of the key sent with the request.
         key: name of this key; empty: none.
+        key_refused: whether the request had a key that is unknown or expired.
     """
 
     uid: int = REMOTE_UID
@@ -28,6 +29,7 @@ class Caller(Struct, frozen=True):
     socket: int = 0
     scopes: tuple[str, ...] = ()
     key: str = ""
+    key_refused: bool = False
 
     @property
     def remote(self) -> bool:

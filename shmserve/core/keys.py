@@ -22,8 +22,10 @@ from typing import Annotated, get_args
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shmserve.core.access import Action
+from shmserve.core.caller import Caller
 from shmserve.errors import ConfigError
 
 # header field and metadata key; the alternative is `Authorization: Bearer`
@@ -117,6 +119,13 @@ def presented(field: Callable[[str], str | None]) -> tuple[str, str] | None:
         return HEADER, own.strip()
     scheme, _, token = (field("authorization") or "").partition(" ")
     return ("authorization", token.strip()) if scheme.lower() == "bearer" else None
+
+
+def with_key(caller: Caller, key: Key | None) -> Caller:
+    """Return the caller of a request with a key. `key`: None if the key is unknown or expired."""
+    if key is None:
+        return replace(caller, key_refused=True)
+    return replace(caller, scopes=key.scopes, key=key.name)
 
 
 def holder(keys: Mapping[bytes, Key], key: str, now: float) -> Key | None:

@@ -127,7 +127,24 @@ def test_probes_need_no_key_and_answers_tell_how(server: Keyed) -> None:
         assert server.request("GET", path, headers=ELSEWHERE)[0] == 200
     status, headers, body = server.request("GET", "/v2", headers=ELSEWHERE)
     assert (status, headers["www-authenticate"]) == (401, 'Bearer realm="shmserve"')
-    assert b"a key with the scope 'use'" in body
+    assert b"a key with the scope 'use'; no key was sent: send a key as" in body
+
+
+@pytest.mark.parametrize("field", ["shmserve-key", "authorization"])
+def test_a_wrong_key_is_told_from_a_missing_one(server: Keyed, field: str) -> None:
+    """No answer shows the key or names a right one."""
+    wrong = server.keys["operator"][:-1]
+    value = wrong if field == "shmserve-key" else f"Bearer {wrong}"
+    status, headers, body = server.request("GET", "/v2", headers={**ELSEWHERE, field: value})
+    assert (status, "www-authenticate" in headers) == (401, True)
+    metadata = (("via", "1.1 proxy"), (field, value))
+    with Client(server.grpc_address) as client, pytest.raises(grpc.RpcError) as ended:
+        client.infer(echo(np.arange(3, dtype=np.float32)), metadata=metadata)
+    assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for text in (body.decode(), ended.value.details()):
+        assert "; the key sent is unknown or expired: send a key as" in text
+        assert wrong not in text
+        assert "operator" not in text
 
 
 def test_inferences_are_counted_by_the_names_of_keys(server: Keyed) -> None:

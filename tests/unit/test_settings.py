@@ -79,7 +79,8 @@ def test_all_that_is_wrong_is_told_with_its_place(tmp_path) -> None:
     path = environ["SHMSERVE_CONFIG"]
     told = problems({**environ, "SHMSERVE_HTP_BIND": "x", "SHMSERVE_GRPC_BIND": "unix:/x"})
     assert told[:2] == [
-        f"unknown setting http_workrs in {path}, line 4; did you mean http_workers?",
+        f"unknown setting [http] workrs in {path}, line 4;"
+        " did you mean [http] workers (http_workers)?",
         "unknown setting SHMSERVE_HTP_BIND in the environment; did you mean SHMSERVE_HTTP_BIND?",
     ]
     assert told[2] == (
@@ -136,19 +137,42 @@ def test_ports_and_hosts_are_addresses_here(tmp_path, given: str, meant: str) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "table", "number"),
+    ("text", "told"),
     [
-        ('[http]\nworkers = 1\npool_bytes = "1GiB"\n', "http_pool_bytes", "[http]", 3),
-        ('[http.tls]\ncert = ""\nkeys_file = ""\n', "http_tls_keys_file", "[http.tls]", 3),
-        ("[pipelines]\np = ['a']\nload_models = []\n", "pipelines_load_models", "[pipelines]", 3),
+        (
+            "[http]\nport = 9000\n",
+            "[http] port in {}, line 2; did you mean [http] bind (http_bind)?",
+        ),
+        ("http.port = 9000\n", "http.port in {}, line 1; did you mean [http] bind (http_bind)?"),
+        ("http = {port = 9}\n", "[http] port in {}; did you mean [http] bind (http_bind)?"),
+        ("[htp]\nport = 9\n[http]\nbind = []\n", "[htp] port in {}, line 2"),
+        (
+            "[http.tls]\ncerts = ''\n",
+            "[http.tls] certs in {}, line 2; did you mean [http.tls] cert (http_tls_cert)?",
+        ),
     ],
-)  # fmt: skip
-def test_keys_of_the_top_level_below_a_header_are_told_where_they_belong(
-    tmp_path, text: str, name: str, table: str, number: int
+)
+def test_what_stands_below_a_header_is_named_as_it_stands_there(
+    tmp_path, text: str, told: str
 ) -> None:
-    key = name.removeprefix(table[1:-1].replace(".", "_") + "_")
+    [line] = problems(in_file(tmp_path, text))
+    line = line.removesuffix(" It takes addresses HOST:PORT")
+    assert line.removeprefix("unknown setting ") == told.format(f"{tmp_path}/s.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "table", "key"),
+    [
+        ('[http]\nworkers = 1\npool_bytes = "1GiB"\n', "[http]", "pool_bytes"),
+        ('[http.tls]\ncert = ""\nkeys_file = ""\n', "[http.tls]", "keys_file"),
+        ("[pipelines]\np = ['a']\nload_models = []\n", "[pipelines]", "load_models"),
+    ],
+)
+def test_keys_of_the_top_level_below_a_header_are_told_where_they_belong(
+    tmp_path, text: str, table: str, key: str
+) -> None:
     assert problems(in_file(tmp_path, text)) == [
-        f"unknown setting {name} in {tmp_path}/s.toml, line {number}: {key} belongs to no table,"
+        f"unknown setting {table} {key} in {tmp_path}/s.toml, line 3: {key} belongs to no table,"
         f" but stands below {table}; write {key} above the first line with a [table]"
     ]
 

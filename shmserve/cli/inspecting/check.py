@@ -15,6 +15,7 @@ from shmserve.coordinator.models import desired_models
 from shmserve.coordinator.models.desired_models import DesiredModels
 from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
+from shmserve.executor import backends
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config import backend_kinds, model_config
@@ -153,6 +154,7 @@ def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> 
         return ""
     if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
         raise ConfigError(reason)
+    backends.check_extra(spec.backend)
     if spec.backend == backend_kinds.ONNXRUNTIME:
         from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
 

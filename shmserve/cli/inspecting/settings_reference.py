@@ -11,7 +11,7 @@ import msgspec
 from shmserve import config
 from shmserve.cli.operating.show import Row, table
 from shmserve.errors import ConfigError
-from shmserve.setting_sources import Declared
+from shmserve.setting_sources import Declared, near_name
 from shmserve.settings.retired import RETIRED
 
 _HEAD = """# Settings
@@ -96,7 +96,8 @@ def explained(name: str) -> str:
         return f"{name}\n  {RETIRED[name].explanation(name)}"
     setting = config.declared().get(name)
     if setting is None:
-        raise ConfigError(f"there is no setting {name}: `shmserve settings` shows all")
+        near = near_name(name, list(config.declared()))
+        raise ConfigError(f"there is no setting {name}{near or ': `shmserve settings` shows all'}")
     default = setting.text(setting.default) or "nothing"
     return f"{name}\n  {setting.description}\n  takes {setting.wants}; default: {default}"
 

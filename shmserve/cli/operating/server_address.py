@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 from collections.abc import Iterable
 
 from shmserve.client.wire.credentials import Credentials
@@ -87,11 +88,13 @@ class Asking:
             raise refusal(ex) from None
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
-        """Return status, error message and body. Raise Unavailable if no answer came."""
+        """Return status, error message and body. Raise Unavailable if no answer came, or
+        ConfigError if the server's certificate is not trusted, which no wait changes."""
         try:
             reply = self._transport.request(method, path, None, [body] if body else ())
         except InferenceError as ex:
-            raise Unavailable(str(ex)) from None
+            is_trusted = not isinstance(ex.__cause__, ssl.SSLCertVerificationError)
+            raise (Unavailable if is_trusted else ConfigError)(str(ex)) from None
         return reply.status, reply.error if reply.status >= 400 else "", reply.body.tobytes()
 
     def __enter__(self) -> Asking:

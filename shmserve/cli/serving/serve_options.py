@@ -76,7 +76,7 @@ def _repository(path: str) -> str:
     if "," in folder:
         raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
     if not name and (is_file or no_models.sign_of_model(folder)):
-        name = no_models.name_of(folder.removesuffix(".py") if is_file else folder)
+        name = os.path.basename(folder)[:-3] if is_file else no_models.name_of(folder)
         if name.isdigit():
             raise ConfigError(f"PATH: '{path}' is a version of a model: name the folder above it")
         if fault := ids.model_name_fault(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from shmserve import extensions
@@ -10,6 +11,8 @@ from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.backends import reshape
 from shmserve.tensor.spec import ModelSpec
+
+_FRAMEWORKS = {"onnxruntime": ("onnxruntime", "onnx"), "pytorch": ("torch", "torch")}
 
 
 def create(spec: ModelSpec) -> Backend:
@@ -38,6 +41,16 @@ def import_extra(module: str, backend: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ConfigError(
-            f"backend '{backend}' needs the extra '{extra}': pip install 'shmserve[{extra}]'"
-        ) from None
+        raise ConfigError(_needs(backend, extra)) from None
+
+
+def check_extra(backend: str) -> None:
+    """Check that the framework of a backend is installed, without importing it. Raise ConfigError
+    if the framework is not installed."""
+    module, extra = _FRAMEWORKS.get(backend, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        raise ConfigError(_needs(backend, extra))
+
+
+def _needs(backend: str, extra: str) -> str:
+    return f"backend '{backend}' needs the extra '{extra}': pip install 'shmserve[{extra}]'"

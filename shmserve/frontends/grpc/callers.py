@@ -6,11 +6,9 @@ import logging
 import re
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from shmserve.core.access import Access, Action
 from shmserve.core.caller import Caller
-from shmserve.core.keys import HEADER
+from shmserve.core.keys import HEADER, with_key
 from shmserve.frontends import caller_numbers
 from shmserve.frontends.deciding_fields import refuse_alike
 from shmserve.frontends.grpc.rpc_methods import RpcContext
@@ -45,8 +43,8 @@ class CallAccess:
 
     def _keyed_caller(self, context: RpcContext) -> Caller:
         caller = self._find(context)
-        _, key = self._keys.find(_field_of(context))
-        return replace(caller, scopes=key.scopes, key=key.name) if key is not None else caller
+        field, key = self._keys.find(_field_of(context))
+        return with_key(caller, key) if field else caller
 
     def admit(self, category: Category, context: RpcContext) -> None:
         """Count the call's key, and take the key's holder as the caller for turns and shares. Check

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from shmserve.core.caller import Caller
-from shmserve.core.keys import Key
+from shmserve.core.keys import with_key
 from shmserve.transport.trust import peer_credentials
 from shmserve.transport.trust.peer_credentials import REMOTE
 
-KEY = "shmserve.key"  # key in the environ of the request's `Key`
+KEY = "shmserve.key"  # key in the environ of the request's `Key`; None: the key sent is not valid
 
 
 def caller_of(environ: dict[str, Any]) -> Caller:
@@ -20,8 +18,7 @@ def caller_of(environ: dict[str, Any]) -> Caller:
     counts as remote (`origins.RELAYED`, or PROXY protocol): the kernel identifies the proxy only.
     """
     caller = connected_caller(environ)
-    key: Key | None = environ.get(KEY)
-    return caller if key is None else replace(caller, scopes=key.scopes, key=key.name)
+    return with_key(caller, environ[KEY]) if KEY in environ else caller
 
 
 def connected_caller(environ: dict[str, Any]) -> Caller:

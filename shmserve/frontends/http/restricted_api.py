@@ -93,8 +93,9 @@ class Guard:
         """Return the request's valid key, if any. Remove the key's field from the environ, so that
         models and forwarded parameters never contain the key."""
         field, key = self._keys.holder(HeaderFields(req.env).get)
-        if key is not None:
+        if field:
             req.env[KEY] = key
+        if key is not None:
             req.env[IN_ENVIRON] = of_key(key)
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]

@@ -12,6 +12,7 @@ _VALUE = re.compile(
 )
 _LISTED = re.compile(r"\s*Available Fields.*", re.DOTALL)  # by names of JSON, in full
 _LIKENESS = 0.7
+_OF_REQUESTS = {"BYTES": "STRING", "TYPE_BYTES": "STRING"}  # named otherwise in requests
 
 
 def completed(problem: str) -> str:
@@ -25,5 +26,7 @@ def completed(problem: str) -> str:
         wrong = match["name"] or match["value"]
         kind = pool.FindEnumTypeByName(match["type"] or match["of"])
         names = list(kind.values_by_name)
-    near = difflib.get_close_matches(wrong, names, 1, _LIKENESS)
+    ends = f"_{_OF_REQUESTS.get(wrong, wrong)}".upper()  # FP32 for TYPE_FP32, cpu for KIND_CPU
+    near = [name for name in names if name.endswith(ends)]
+    near = near or difflib.get_close_matches(wrong, names, 1, _LIKENESS)
     return f"{text}; did you mean {near[0]}?" if near else text

@@ -1,5 +1,6 @@
 """`shmserve check` of folders without models, and of models not loaded at the start."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,17 @@ def test_only_models_of_the_start_are_loaded(check: Check, tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
     check(load=True, model_control="none")
     assert (tmp_path / "ran").exists()
+
+
+def test_a_missing_framework_is_told_without_loading(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "r/net"
+    folder.mkdir()
+    tensors = 'put [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+    (folder / "config.pbtxt").write_text(f'backend: "pytorch"\nin{tensors}out{tensors}')
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, lines = check("net/1/model.pt")
+    needs = "backend 'pytorch' needs the extra 'torch': pip install 'shmserve[torch]'"
+    assert lines[0] == f"FAIL  model net version 1: {needs}"
+    assert status == 1

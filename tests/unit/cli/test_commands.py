@@ -163,7 +163,10 @@ def test_settings_are_explained_by_name(capsys) -> None:
         "delete the setting\n"
     )
     assert cli.main(["settings", "http_wrkers"]) == 2
-    assert "there is no setting http_wrkers" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no setting http_wrkers; did you mean http_workers?" in told
+    assert cli.main(["settings", "qqq"]) == 2
+    assert "there is no setting qqq: `shmserve settings` shows all" in capsys.readouterr().err
 
 
 def test_check_lists_all_that_an_upgrade_takes_away(monkeypatch, capsys) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from shmserve import cli
 from shmserve.client import InferenceError, aio, api
 from shmserve.client.wire.credentials import Credentials
 from shmserve.client.wire.http_transport import Transport
@@ -96,6 +97,15 @@ def test_authorities(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert why(url) == nobody
         monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
         assert why(url) == ""
+
+
+def test_the_command_ready_does_not_wait_for_trust(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(folder / "server.pem") as place:
+        where = ["--url", f"https://{place}", "--ca", str(folder / "other/ca.pem")]
+        assert cli.main(["ready", "--wait", "60", *where]) == 2
+    assert "signed by no authority that this client trusts" in capsys.readouterr().err
 
 
 def test_certificates_that_are_not_good(folder: Path) -> None:

@@ -62,13 +62,13 @@ def test_it_is_read_with_units(tmp_path) -> None:
         (
             "max_replicas",
             "max_replica",
-            "unknown setting models_digits_max_replica in /cluster.toml, line 11; "
-            "did you mean models_digits_max_replicas?",
+            "unknown setting [models.digits] max_replica in /cluster.toml, line 11; "
+            "did you mean [models.digits] max_replicas (models_digits_max_replicas)?",
         ),
         (
             "[service]",
             "[servce]",
-            "unknown setting servce_http_port in /cluster.toml, line 5; "
+            "unknown setting [servce] http_port in /cluster.toml, line 5; "
             "did you mean service_http_port?",
         ),
         (

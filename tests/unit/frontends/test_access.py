@@ -56,8 +56,13 @@ def test_the_table_with_keys(required: Any, who: str) -> None:
         if without:
             access.check(action, caller)
         else:
-            with pytest.raises(errors.Unauthenticated, match=f"a key with the scope '{action}'"):
+            text = f"a key with the scope '{action}'; %s: send a key as"
+            with pytest.raises(errors.Unauthenticated, match=text % "no key was sent"):
                 access.check(action, caller)
+            with pytest.raises(
+                errors.Unauthenticated, match=text % "the key sent is unknown or expired"
+            ):
+                access.check(action, replace(caller, key_refused=True))
         access.check(action, replace(caller, scopes=(action,)))
         other = replace(caller, scopes=tuple(a for a in ACTIONS if a != action))
         if not without:

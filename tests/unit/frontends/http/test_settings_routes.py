@@ -306,9 +306,10 @@ def test_metrics_of_their_own_without_keys(tmp_path: Path) -> None:
         answer = client.get("/metrics", **there)
         assert answer.status == (401 if metrics_keys else 200)
         if metrics_keys:
-            assert answer.json["error"].endswith(
-                ": send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
-            )
+            how = ": send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
+            assert answer.json["error"].endswith("; no key was sent" + how)
+            answer = client.get("/metrics", headers={"shmserve-key": "wrong"}, **there)
+            assert answer.json["error"].endswith("; the key sent is unknown or expired" + how)
             continue
         lines = [line for line in answer.body.splitlines() if b"key=" in line]
         assert lines == [

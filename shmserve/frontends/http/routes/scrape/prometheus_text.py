@@ -17,7 +17,7 @@ from prometheus_client import core, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 import shmserve
-from shmserve import waiting
+from shmserve import build_id, waiting
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS, cumulated
@@ -32,6 +32,7 @@ from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport,
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
+_BUILD = build_id.build_id()  # of the code that runs, also after an upgrade in place
 _MODEL = ("model", "version")
 _HIDDEN = "(hidden)"
 _BOUNDS = [f"{ns / 1e9:g}" for ns in BOUNDS_NS] + ["+Inf"]
@@ -78,7 +79,7 @@ def _without_names(keys: Mapping[str, int]) -> dict[str, int]:
 def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
     """Yield all metric families with names of the server's own."""
     info = core.InfoMetricFamily("shmserve_build", "Version of the server")
-    info.add_metric([], {"version": shmserve.__version__})
+    info.add_metric([], {"version": shmserve.__version__} | ({"build": _BUILD} if _BUILD else {}))
     yield info
     models = sorted(report.models, key=lambda model: (model.model, model.version))
     yield from _requests(models)
