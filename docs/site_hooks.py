@@ -45,8 +45,8 @@ MOVED = {
     "cli.md": {"who-is-who": "cli.md#process-names"},
     "client.md": {
         "lanes": "shared_memory.md",
-        "the-client-sockets-protocol": "shared_memory.md",
-        "the-wire": "shared_memory.md",
+        "the-client-sockets-protocol": "lane_wire.md#the-client-socket",
+        "the-wire": "lane_wire.md#the-wire-of-lanes",
     },
     "compatibility.md": {
         "answers": "http_api.md",
@@ -101,6 +101,11 @@ MOVED = {
         "keys": "keys.md",
         "tls": "keys.md",
         "what-is-told-to-a-collector": "security.md#what-the-server-sends-elsewhere",
+    },
+    "shared_memory.md": {
+        "streams-on-a-lane": "lane_wire.md#streams",
+        "the-client-sockets-protocol": "lane_wire.md#the-client-socket",
+        "the-wire": "lane_wire.md#the-wire-of-lanes",
     },
     "statistics.md": {"who-counts-what": "statistics.md#what-is-counted"},
     "tutorial.md": {"what-is-going-on-in-there": "tutorial.md#see-what-the-server-does"},

@@ -1,4 +1,4 @@
-/* libshmserve; shmserve.h describes the interface, docs/shared_memory.md the wire.
+/* libshmserve; shmserve.h describes the interface, docs/lane_wire.md the wire.
  *
  * Parts, in this order: errors and time, MessagePack, decoders of packets, sockets, the client socket, memory,
  * looks, requests, lanes. A client has two locks: `turn` for the client socket (one question at a time) and
@@ -705,7 +705,7 @@ struct shmserve_client {
     pthread_cond_t turn_over;
     bool asking;
     int control; /* -1: not connected */
-    bool has_lanes;
+    bool has_lanes, has_models; /* the server knows OpenLane, DescribeModel */
     int64_t patience_ns; /* 0 after a failure, until the server answers again: calls do not wait for it */
     uint8_t packet[MAX_PACKET];
 
@@ -817,6 +817,7 @@ static shmserve_code connect_and_greet(shmserve_client *client, int64_t until, s
     if (!code) {
         uint64_t version = take_kind(&r, UNSIGNED);
         client->has_lanes = items > 1 && take_bool(&r);
+        client->has_models = items > 2 && take_bool(&r);
         if (r.bad) code = outcome_failed(error, VIOLATION);
         else if (version != 1) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server speaks another version of the protocol");
     }
@@ -1193,7 +1194,9 @@ shmserve_code shmserve_describe(shmserve_client *client, const char *name, const
         Reader r;
         size_t items;
         int fd;
-        code = ask(client, &w, -1, "ModelDescribed", until, client->patience_ns, &r, &items, &fd, error);
+        if (client->control >= 0 && !client->has_models)
+            code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server is too old to describe models");
+        else code = ask(client, &w, -1, "ModelDescribed", until, client->patience_ns, &r, &items, &fd, error);
         if (!code && fd >= 0) close(fd);
         if (!code && !decode_model(&r, items, name, model)) {
             code = outcome_failed(error, VIOLATION);

@@ -247,7 +247,8 @@ typedef struct shmserve_model {
 } shmserve_model;
 
 /* Describe a model; version "": the newest. `*model` must be NULL or a former description, which is written anew.
- * `timeout_ns`: 0: 5 s. On failure `*model` stays as it was. Servers before 0.2 end the connection: UNAVAILABLE. */
+ * `timeout_ns`: 0: 5 s. On failure `*model` stays as it was. NOT_FOUND, UNAVAILABLE: no such model, or not
+ * ready. UNIMPLEMENTED: the server is too old. */
 SHMSERVE_API shmserve_code shmserve_describe(shmserve_client *client, const char *name, const char *version,
                                              int64_t timeout_ns, shmserve_model **model, shmserve_error *error);
 

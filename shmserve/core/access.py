@@ -39,6 +39,8 @@ _SETTING: Mapping[Action, str] = {
     "change": "state_changes_from",
     "send models": "model_files_from",
 }
+# Categories of APIs that the client socket has. Lanes check "inference" by themselves.
+_HERE = ("shared-memory", "metadata")
 _HOW = "send a key as 'Authorization: Bearer KEY', or as 'shmserve-key: KEY'"
 _WHO: Mapping[Kind, str] = {
     "owner": "the server's own user on its host",
@@ -78,7 +80,7 @@ class Access:
     def __init__(self, settings: Settings, server_uid: int) -> None:
         self._table = table(settings)
         self._keys = bool(settings.keys_file)
-        self._memory_is_restricted = is_restricted(settings, "shared-memory")
+        self._restricted = {name for name in _HERE if is_restricted(settings, name)}
         self._owners = (server_uid, 0)
 
     def kind(self, caller: Caller) -> Kind:
@@ -111,11 +113,11 @@ class Access:
             return
         raise self._refusal(action, caller)
 
-    def check_client_socket(self, action: Action, caller: Caller) -> None:
+    def check_client_socket(self, action: Action, caller: Caller, category: str) -> None:
         """Check that a caller may do an action over the client socket, where no request carries a
-        key or a secret. Raises as `check`."""
-        if action == "register" and self._memory_is_restricted:
-            text = "shared-memory is a restricted API, which the client socket does not have"
+        key or a secret. `category`: the action's category of APIs. Raises as `check`."""
+        if category in self._restricted:
+            text = f"{category} is a restricted API, which the client socket does not have"
             raise PermissionDenied(text)
         if self.asked_at_the_door(action):
             try:

@@ -117,6 +117,19 @@ def test_every_message_goes_somewhere() -> None:
     assert kinds == set(get_args(unions))
 
 
+def test_the_wire_of_lanes_is_specified_as_it_is() -> None:
+    text = (ROOT / "docs/lane_wire.md").read_text()
+    stated = {name: fields for name, fields in re.findall(r'`\["(\w+)", ([\w, ]+)\]`', text)}
+    unions = (client_messages.ToServer | client_messages.FromServer) | (
+        lane_messages.ToLane | lane_messages.LaneAnswer
+    )
+    assert stated == {
+        str(kind.__struct_config__.tag): ", ".join(kind.__struct_fields__)
+        for kind in get_args(unions)
+    }
+    assert f"**version {client_messages.VERSION}**" in text
+
+
 def _texts_of_the_code() -> list[str]:
     """Return all strings of the package, with "…" for each placeholder."""
     texts = []

@@ -28,11 +28,14 @@ _DECODERS = (
     custom_http.decode_request,
     custom_http.decode_answer,
 )
+_TENSOR = client_messages.DescribedTensor("IN", "FP32", (-1, 3))
 _SAMPLES: tuple[tuple[int, Any], ...] = (
     (0, client_messages.ClientHello(1)),
     (0, client_messages.RegisterMemfd("name", 1 << 40, 3)),
     (0, client_messages.OpenLane("model", "1")),
+    (0, client_messages.DescribeModel("model")),
     (1, client_messages.Failed("INTERNAL", "text")),
+    (1, client_messages.ModelDescribed("1", (_TENSOR,), (_TENSOR,), decoupled=True)),
     (2, lane_messages.LaneAnswer(1)),
     (3, Cancel(7)),
     (3, Release(((1, 2), (3, 4)))),

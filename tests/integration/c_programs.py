@@ -192,8 +192,10 @@ class FakePeer:
 
 
 GOOD: dict[str, bytes] = {
-    "ClientHello": control.encode(control.ServerHello(1, True)),
-    "DescribeModel": b"\x95\xaeModelDescribed\xa13\x91\x93\xa2IN\xa4FP32\x91\xff\x90\xc2",
+    "ClientHello": control.encode(control.ServerHello(1, lanes=True, models=True)),
+    "DescribeModel": control.encode(
+        control.ModelDescribed("3", (control.DescribedTensor("IN", "FP32", (-1,)),), (), False)
+    ),
     "RegisterMemfd": control.encode(control.Ok()),
     "Unregister": control.encode(control.Ok()),
     "OpenLane": control.encode(control.LaneOpened("1", "m-1-0", False, 10**9)),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from shmserve.protocol.control import client_messages as control
 from shmserve.tensor.dtypes import DATATYPES
 from tests.crash.test_keeper import reload
 from tests.integration.c_programs import MEMORY, THREADS, CProgram, checks, run, sanitizer
@@ -132,7 +131,6 @@ def test_the_socket_is_found(server: Server, program: Path, tmp_path: Path) -> N
         assert line.startswith("4096 bytes: p50 ")
 
 
-@pytest.mark.skipif(not hasattr(control, "DescribeModel"), reason="the server has no description")
 def test_a_model_is_described(server: Server, program: Path) -> None:
     assert run(program, "describe", socket_of(server), "pair") == [
         *("pair 1 single", "IN FP32 -1", "OUT FP32 -1", "PID INT64 1"),

@@ -17,9 +17,11 @@ from shmserve.errors import UnreadableMessage
 from shmserve.protocol.control import client_messages as wire
 from shmserve.protocol.control.client_messages import (
     ClientHello,
+    DescribeModel,
     Failed,
     LaneOpened,
     ListRegions,
+    ModelDescribed,
     Ok,
     OpenLane,
     RegisterMemfd,
@@ -32,6 +34,7 @@ from tests.servers import SMALL, Server, python
 
 MODELS = Path("tests/repositories/basic")
 SIZE = 1 << 16
+HELLO = ServerHello(wire.VERSION, lanes=True, models=True)
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -41,7 +44,7 @@ class Raw(Connection):
     def __init__(self, path: str, hello: bool = True) -> None:
         super().__init__(connected(path))
         if hello:
-            assert self.ask(ClientHello(wire.VERSION)) == ServerHello(wire.VERSION, lanes=True)
+            assert self.ask(ClientHello(wire.VERSION)) == HELLO
 
     def ask(self, message: Any, fds: Sequence[int] = ()) -> Any:
         self.send(message, fds)
@@ -108,7 +111,8 @@ def test_no_key_comes_in_here(tmp_path: Path) -> None:
             refused(reply, "registering memory needs a key, and the client socket takes no keys")
             assert reply.code == "UNAUTHENTICATED"
         with Raw(path) as client:
-            refused(client.ask(OpenLane("echo")), "using the service needs a key, and the client")
+            for message in (OpenLane("echo"), DescribeModel("echo")):
+                refused(client.ask(message), "using the service needs a key, and the client")
 
 
 @pytest.mark.parametrize("setting", ["http_restricted_api", "grpc_restricted_protocol"])
@@ -122,8 +126,47 @@ def test_a_restricted_api_is_restricted_here(setting: str) -> None:
         assert ask(server.run_dir, "regions") == []
         with Raw(path) as client:  # a lane is for inference, which is not restricted
             assert isinstance(client.ask(OpenLane("echo")), LaneOpened)
+            assert isinstance(client.ask(DescribeModel("echo")), ModelDescribed)
         with pytest.warns(RuntimeWarning, match="takes no memory"):
             connect(server.base_url, path).close()
+
+
+def test_metadata_may_be_restricted_here() -> None:
+    restricted: dict[str, Any] = {"http_restricted_api": "metadata:x-a=s"}
+    with (
+        Server(str(MODELS), **SMALL, **restricted) as server,
+        Raw(f"{server.run_dir}/{wire.SOCKET_NAME}") as client,
+    ):
+        assert server.get("/v2/models/echo")[0] == 403
+        reply = client.ask(DescribeModel("echo"))
+        refused(reply, "metadata is a restricted API")
+        assert reply.code == "PERMISSION_DENIED"
+        assert isinstance(client.ask(OpenLane("echo")), LaneOpened)
+
+
+def test_models_are_described_as_over_http(server: Server, path: str) -> None:
+    with Raw(path) as raw:
+        for name, version in (("add_sub", ""), ("digits", "1"), ("identity_bytes", "")):
+            code, document = server.get(_metadata(name, version))
+            assert code == 200
+            described = raw.ask(DescribeModel(name, version))
+            assert described.version == document["versions"][-1]
+            assert not described.decoupled
+            for tensors, rows in (
+                (described.inputs, document["inputs"]),
+                (described.outputs, document["outputs"]),
+            ):
+                assert [[t.name, t.datatype, list(t.shape)] for t in tensors] == [
+                    [row["name"], row["datatype"], row["shape"]] for row in rows
+                ]
+        for name, version in (("nope", ""), ("digits", "7")):
+            code, document = server.get(_metadata(name, version))
+            reply = raw.ask(DescribeModel(name, version))
+            assert (code, reply) == (404, Failed("NOT_FOUND", document["error"]))
+
+
+def _metadata(name: str, version: str) -> str:
+    return f"/v2/models/{name}/versions/{version}" if version else f"/v2/models/{name}"
 
 
 def replies(path: str) -> list[Any]:
@@ -231,13 +274,15 @@ def test_nonsense_costs_its_sender_the_connection(path: str, data: bytes, fds: i
         assert other.ask(ListRegions()) == Ok()
 
 
-@pytest.mark.parametrize("message", [ListRegions(), Unregister(), RegisterMemfd("a", 0, 1)])
+@pytest.mark.parametrize(
+    "message", [ListRegions(), Unregister(), RegisterMemfd("a", 0, 1), DescribeModel("echo")]
+)
 def test_hello_comes_first(path: str, message: Any) -> None:
     with Raw(path, hello=False) as raw:
         raw.send(message, [memfd()])
         assert raw.closed()
     with Raw(path, hello=False) as raw:
-        assert raw.ask(ClientHello(99)) == ServerHello(wire.VERSION, lanes=True)
+        assert raw.ask(ClientHello(99)) == HELLO
         assert raw.closed()
 
 

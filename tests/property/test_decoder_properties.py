@@ -16,11 +16,14 @@ from shmserve.protocol.control.link_messages import Hello, Stats
 from shmserve.protocol.decoding import Decode, json_decoder, msgpack_decoder
 
 # Samples are mutated, because decoders refuse most random bytes at the first byte.
+TENSOR = client_messages.DescribedTensor("IN", "FP32", (-1, 3))
 SAMPLES: list[Any] = [
     client_messages.ClientHello(1),
     client_messages.RegisterMemfd("name", 1 << 40, 3),
     client_messages.Unregister(("a", "b")),
     client_messages.OpenLane("model", "1"),
+    client_messages.DescribeModel("model"),
+    client_messages.ModelDescribed("1", (TENSOR,), (TENSOR,), decoupled=True),
     lane_messages.LaneRequest(1, (lane_messages.LaneTensor("IN", "FP32", (1,), b"abcd"),)),
     lane_messages.LaneAnswer(1),
     client_messages.Failed("INTERNAL", "text"),
@@ -84,7 +87,7 @@ def test_one_error_for_what_is_meant_ill(name: str, data: bytes) -> None:
         DECODERS[name](data)
 
 
-@given(st.sampled_from(SAMPLES[:4]))
+@given(st.sampled_from(SAMPLES[:6]))
 @example(client_messages.ListRegions())
 def test_what_is_well_formed_is_read(message: Any) -> None:
     union = client_messages.ToServer | client_messages.FromServer

@@ -70,7 +70,7 @@ class ClientConnection:
         another version ends."""
         self.greeted = True
         self.ending = version != wire.VERSION
-        return wire.ServerHello(wire.VERSION, lanes=True)
+        return wire.ServerHello(wire.VERSION, lanes=True, models=True)
 
     def send_reply(self) -> bool:
         """Send the reply, with the lane if any. Return False if the socket is full."""
@@ -216,6 +216,8 @@ class ClientSocket:
                 reply = connection.greet(message.version)
             elif isinstance(message, wire.OpenLane):
                 reply = self._open_lane(connection, message)
+            elif isinstance(message, wire.DescribeModel):
+                reply = self._describe(connection.caller, message)
             elif (refusal := self._refusal(connection.caller)) is not None:
                 reply = refusal
             elif isinstance(message, wire.Unregister):
@@ -257,20 +259,27 @@ class ClientSocket:
         """Return a refusal of requests that register, list or unregister memory, if the caller must
         present a key or a secret: no request on this socket carries one."""
         try:
-            self._access.check_client_socket("register", caller)
+            self._access.check_client_socket("register", caller, "shared-memory")
         except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return None
 
     def _open_lane(self, connection: ClientConnection, message: wire.OpenLane) -> wire.FromServer:
         try:
-            self._access.check_client_socket("use", connection.caller)
+            self._access.check_client_socket("use", connection.caller, "inference")
             reply, connection.lane = self._lanes.open(connection.caller, message)
         except errors.ShmserveError as ex:
             flight_recorder.record("lane refused", _user(connection), ex.code)
             return wire.Failed(ex.code, ex.message)
         flight_recorder.record("lane opened", _user(connection), reply.instance)
         return reply
+
+    def _describe(self, caller: Caller, message: wire.DescribeModel) -> wire.FromServer:
+        try:
+            self._access.check_client_socket("use", caller, "metadata")
+            return self._lanes.describe(message)
+        except errors.ShmserveError as ex:
+            return wire.Failed(ex.code, ex.message)
 
     def _unregister(self, caller: Caller, message: wire.Unregister) -> wire.FromServer:
         book, now = self._regions.book, time.monotonic()

@@ -1,4 +1,4 @@
-"""Lane desk: gives each lane's ends to a local program and to an executor.
+"""Lane desk: gives each lane's ends to a local program and to an executor, and describes models.
 
 The desk chooses the executor with the fewest lanes. Requests on a lane concern only the executor
 and the program, and continue without a coordinator. Executors report when lanes end.
@@ -15,10 +15,18 @@ from shmserve.coordinator.state.publication import Publication
 from shmserve.core.caller import Caller
 from shmserve.core.control.lane_rules import check_model, most_of_one
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot, require_ready
-from shmserve.errors import ResourceExhausted, ShmserveError, Unavailable
-from shmserve.protocol.control.client_messages import LaneOpened, OpenLane
+from shmserve.errors import ResourceExhausted, ShmserveError, TooLarge, Unavailable
+from shmserve.protocol.control.client_messages import (
+    DescribedTensor,
+    DescribeModel,
+    LaneOpened,
+    ModelDescribed,
+    OpenLane,
+    encode,
+)
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen, MoveLanes
 
+_LONGEST = 64 * 1024  # bytes of a description
 Send = Callable[..., None]  # arguments: process, message, descriptors
 
 
@@ -55,12 +63,9 @@ class LaneDesk:
             PermissionDenied, Unimplemented: the model has no lanes.
             ResourceExhausted: the limit on lanes or on descriptors is reached.
         """
-        snapshot = self._publication.latest
-        if snapshot is None:
-            raise Unavailable("the server is starting")
+        snapshot, entry = self._find(message)
         if snapshot.draining:  # an ending executor might no longer take the lane
             raise Unavailable("the server is draining")
-        entry = require_ready(snapshot.model(message.model, message.version), message.version)
         check_model(entry, self._settings)
         instance = self._choose(entry, caller.uid)
         try:
@@ -75,6 +80,24 @@ class LaneDesk:
         lanes.asked.add((message.model, message.version))
         spec, timeout_ns = entry.spec, int(self._settings.request_timeout_s * 1e9)
         return LaneOpened(spec.version, instance.name, spec.rerun, timeout_ns), theirs
+
+    def describe(self, message: DescribeModel) -> ModelDescribed:
+        """Return the inputs and outputs of a model.
+
+        Raises:
+            NotFound, Unavailable: the model does not exist, or is not ready.
+            TooLarge: the description does not fit into a message.
+        """
+        _, entry = self._find(message)
+        inputs, outputs = (
+            tuple(DescribedTensor(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors)
+            for tensors in (entry.spec.inputs, entry.spec.outputs)
+        )
+        described = ModelDescribed(entry.spec.version, inputs, outputs, entry.spec.decoupled)
+        if len(encode(described)) > _LONGEST:
+            name, count = entry.spec.name, len(inputs) + len(outputs)
+            raise TooLarge(f"the {count} tensors of model '{name}' do not fit into a message")
+        return described
 
     def told(self, process: str, message: LanesOpen) -> None:
         """Take in an executor's report of its lanes, or of ended lanes."""
@@ -102,6 +125,14 @@ class LaneDesk:
             if not all(self._still(snapshot, process, *each) for each in asked):
                 lanes.asked.clear()
                 self._send(process, MoveLanes())
+
+    def _find(self, message: OpenLane | DescribeModel) -> tuple[Snapshot, ModelEntry]:
+        """Return the latest snapshot and its entry of the model. Raises NotFound, Unavailable."""
+        snapshot = self._publication.latest
+        if snapshot is None:
+            raise Unavailable("the server is starting")
+        entry = snapshot.model(message.model, message.version)
+        return snapshot, require_ready(entry, message.version)
 
     def _still(self, snapshot: Snapshot, process: str, model: str, version: str) -> bool:
         """Return True if requests for the model may still go to this executor."""

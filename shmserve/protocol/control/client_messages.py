@@ -56,11 +56,21 @@ class OpenLane(Message, frozen=True):
     version: str = ""
 
 
+class DescribeModel(Message, frozen=True):
+    """Request for the inputs and outputs of a model. An empty version means the newest. The reply
+    is `ModelDescribed`, or `Failed` with the text of HTTP's model metadata."""
+
+    model: str
+    version: str = ""
+
+
 class ServerHello(Message, frozen=True):
-    """Reply to `ClientHello`. `lanes`: the server understands `OpenLane`."""
+    """Reply to `ClientHello`. `lanes`: the server understands `OpenLane`. `models`: the server
+    understands `DescribeModel`."""
 
     version: int
     lanes: bool = False
+    models: bool = False
 
 
 class RegionInfo(Struct, frozen=True, array_like=True):
@@ -105,8 +115,25 @@ class LaneOpened(Message, frozen=True):
     timeout_ns: int
 
 
-ToServer = ClientHello | RegisterMemfd | Unregister | ListRegions | OpenLane
-FromServer = ServerHello | Ok | Failed | LaneOpened
+class DescribedTensor(Struct, frozen=True, array_like=True):
+    """An input or output of a model. -1 in the shape is a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelDescribed(Message, frozen=True):
+    """Reply to `DescribeModel`. `decoupled`: a request has any number of answers."""
+
+    version: str
+    inputs: tuple[DescribedTensor, ...]
+    outputs: tuple[DescribedTensor, ...]
+    decoupled: bool
+
+
+ToServer = ClientHello | RegisterMemfd | Unregister | ListRegions | OpenLane | DescribeModel
+FromServer = ServerHello | Ok | Failed | LaneOpened | ModelDescribed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_server = msgpack_decoder(ToServer)

@@ -14,9 +14,22 @@ from shmserve.coordinator.state.publication import Publication
 from shmserve.core.caller import Caller
 from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.errors import PermissionDenied, ResourceExhausted, Unavailable, Unimplemented
-from shmserve.protocol.control.client_messages import OpenLane
+from shmserve.errors import (
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    TooLarge,
+    Unavailable,
+    Unimplemented,
+)
+from shmserve.protocol.control.client_messages import (
+    DescribedTensor,
+    DescribeModel,
+    ModelDescribed,
+    OpenLane,
+)
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen, MoveLanes
+from shmserve.tensor.spec import TensorSpec
 from tests.unit.rig import SPEC
 
 ME, YOU = Caller(1, 10, 100), Caller(2, 20, 200)
@@ -105,6 +118,25 @@ def test_lanes_from_before_a_restart_move_as_well(desk: Desk) -> None:
     assert desk.moved() == {"a"}
     with pytest.raises(Unimplemented, match="traced"):
         desk.open()
+
+
+def test_models_are_described(desk: Desk) -> None:
+    desk.publish(entry("1", "a"), entry("2", "b", decoupled=True))
+    ends = ((DescribedTensor("IN", "FP32", (-1,)),), (DescribedTensor("OUT", "FP32", (-1,)),))
+    assert desk.desk.describe(DescribeModel("m")) == ModelDescribed("2", *ends, decoupled=True)
+    first = desk.desk.describe(DescribeModel("m", "1"))
+    assert first == ModelDescribed("1", *ends, decoupled=False)
+    with pytest.raises(Unavailable, match="not known yet"):
+        desk.desk.describe(DescribeModel("n"))
+    desk.publication.latest = msgspec.structs.replace(desk.publication.latest, complete=True)
+    with pytest.raises(NotFound, match="'m' version 3 is not found"):
+        desk.desk.describe(DescribeModel("m", "3"))
+    desk.publish(entry("1", steps=("x",)))
+    assert desk.desk.describe(DescribeModel("m")) == first, "although it has no lanes"
+    many = (TensorSpec("x" * 250, "FP32", (-1,)),) * 300
+    desk.publish(entry("1", "a", inputs=many))
+    with pytest.raises(TooLarge, match="the 301 tensors of model 'm' do not fit"):
+        desk.desk.describe(DescribeModel("m"))
 
 
 def test_who_has_none() -> None:

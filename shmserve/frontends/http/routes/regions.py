@@ -72,7 +72,7 @@ def _client_socket(regions: SharedMemory, settings: Settings, access: Access) ->
                 " without a proxy"
             )
         try:
-            access.check_client_socket("register", caller)
+            access.check_client_socket("register", caller, "shared-memory")
         except Unauthenticated as ex:  # another key would not help
             raise PermissionDenied(ex.message) from None
         regions.require_on()
