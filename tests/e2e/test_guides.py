@@ -27,7 +27,7 @@ GUIDES = (
         f"docs/{name}.md"
         for name in ("install", "one_file", "native_models", "http_api", "operations")
     ),
-    *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "litserve", "grps")),
+    *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "litserve", "fastapi", "grps")),
     *(f"docs/{name}.md" for name in ("reload", "monitoring", "keys", "slow_requests")),
     *(f"docs/{name}.md" for name in ("troubleshooting", "performance")),
 )
