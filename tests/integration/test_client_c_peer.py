@@ -298,8 +298,8 @@ target_link_libraries(in_cxx PRIVATE shmserve::static)
 def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     prefix, user = tmp_path / "prefix", tmp_path / "user"
     user.mkdir()
-    for name in ("user.c", "user.cpp"):
-        (user / name).write_text(USER)
+    (user / "user.c").write_text(USER)
+    (user / "user.cpp").write_text(USER.replace("shmserve.h>", "shmserve.hpp>"))
     (user / "CMakeLists.txt").write_text(PROJECT)
     run(
         "cmake",
