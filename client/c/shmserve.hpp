@@ -15,6 +15,10 @@
 #ifndef SHMSERVE_HPP
 #define SHMSERVE_HPP
 
+#if __cplusplus < 201703L
+#error "shmserve.hpp needs C++17: compile with -std=c++17"
+#endif
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
