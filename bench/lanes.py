@@ -3,7 +3,7 @@
 lane       shmserve.client, over a lane
 http       shmserve.client, over HTTP on the Unix socket; tensors in shared memory all the same
 bare       forty lines on a lane: one prepared message, sent and its answer received
-in C       examples/lane_client/lane.c, asking `identity`, which copies the tensor once
+in C       libshmserve (bench/lanes.c); also asking `identity`, which copies the tensor once
 """
 
 import argparse
@@ -23,8 +23,9 @@ from shmserve.protocol.control import lane_messages as wire
 from tests.running_server import RunningServer
 
 MODEL = "untouched"
-SIZES = (4096, 1 << 20, 256 << 20)
-SOURCE = Path(__file__).parents[1] / "examples" / "lane_client" / "lane.c"
+SIZES = (4096, 1 << 20, 64 << 20, 256 << 20)
+SOURCES = [Path(__file__).with_suffix(".c"), Path(__file__).parents[1] / "client/c/shmserve.c"]
+ENDS = {MODEL: ("IN", "OUT"), "identity": ("INPUT0", "OUTPUT0")}
 
 
 def produced(client, nbytes):
@@ -58,10 +59,11 @@ def bare_caller(client, nbytes):
     return call
 
 
-def in_c(server, program, nbytes, rounds):
+def in_c(server, program, model, nbytes, callers, lasting):
     path = os.path.join(server.run_dir, "client.sock")
-    words = [program, path, "identity", "INPUT0", "OUTPUT0", str(nbytes // 4), str(rounds)]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    words = [program, path, model, *ENDS[model], nbytes, callers, lasting]
+    done = subprocess.run(list(map(str, words)), stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
 
 
 def main():
@@ -74,8 +76,8 @@ def main():
         tempfile.TemporaryDirectory() as folder,
         RunningServer("bench/models,workers", **settings, grpc_processes=0) as server,
     ):
-        program = os.path.join(folder, "lane")
-        subprocess.run(["cc", "-O2", "-o", program, SOURCE], check=True)
+        program = os.path.join(folder, "lanes")
+        subprocess.run(["cc", "-O2", "-pthread", "-o", program, *SOURCES], check=True)
         url = f"unix:{server.unix_path}"
         with (
             shmserve.client.connect(url) as client,
@@ -96,7 +98,9 @@ def report(server, client, plain, program, arguments):
         shown = "  ".join(f"{name} {took:.0f} us" for name, took in found.items())
         ratio, bare = found["lane"] / found["http"], found["lane"] / found["bare"]
         print(f"{nbytes:>10} bytes  {shown}  lane/http {ratio:.2f}  lane/bare {bare:.2f}")
-        print(f"     in C, identity: {in_c(server, program, nbytes, arguments.rounds)}")
+        for model in ENDS:
+            shown = in_c(server, program, model, nbytes, 1, arguments.seconds)
+            print(f"     in C, {model}: {shown}")
     x, lasting = np.ones(4, np.float32), arguments.seconds
     for callers in (1, 8):
         rates = {
@@ -107,6 +111,7 @@ def report(server, client, plain, program, arguments):
         print(
             f"{callers} callers, 16 bytes  {shown}  lane/http {rates['lane'] / rates['http']:.1f}"
         )
+        print(f"     in C: {in_c(server, program, MODEL, 16, callers, lasting)}")
 
 
 if __name__ == "__main__":

@@ -298,8 +298,8 @@ target_link_libraries(in_cxx PRIVATE shmserve::static)
 def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     prefix, user = tmp_path / "prefix", tmp_path / "user"
     user.mkdir()
-    for name in ("user.c", "user.cpp"):
-        (user / name).write_text(USER)
+    (user / "user.c").write_text(USER)
+    (user / "user.cpp").write_text(USER.replace("shmserve.h>", "shmserve.hpp>"))
     (user / "CMakeLists.txt").write_text(PROJECT)
     run(
         "cmake",
@@ -324,7 +324,8 @@ def test_a_project_uses_an_installation(tmp_path: Path) -> None:
         ("clang++", "user.cpp"),
     )
     for compiler, source in compilers if shutil.which("clang") else compilers[:2]:
-        cc("-o", user / "linked", user / source, *flags.split(), compiler=compiler)
+        standard = ("-std=c++17",) * compiler.endswith("++")
+        cc(*standard, "-o", user / "linked", user / source, *flags.split(), compiler=compiler)
         found = {**os.environ, "LD_LIBRARY_PATH": str(prefix / "lib")}
         assert run(user / "linked", environ=found) == ["0.2.0"]
 

@@ -4,11 +4,9 @@ import json
 import os
 import select
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from shmserve.protocol.control.lane_messages import LaneOutput, LaneTensor, Lane
 from tests.holding import metric, statistics
 from tests.integration.lane_client import Program, RawLane, command, floats, in_region, request
 from tests.running_server import open_fds, wait_until
-from tests.servers import SMALL, Server, completed, inference_error, only
+from tests.servers import SMALL, Server, inference_error, only
 
 MODELS = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS: dict[str, Any] = {
@@ -423,22 +421,6 @@ def test_a_file_that_is_cut_costs_its_own_request(server: Server, program: Progr
     finally:
         os.unlink(path)
         server.request("POST", f"/v2/systemsharedmemory/region/{name}/unregister")
-
-
-def test_a_client_in_c(server: Server, tmp_path: Path) -> None:
-    program = tmp_path / "lane"
-    source = "examples/lane_client/lane.c"
-    subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source], check=True, timeout=120)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        path = os.path.join(server.run_dir, "client.sock")
-        return completed(program, path, *arguments)
-
-    done = run("echo", "IN", "OUT", "262144", "20")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1048576 bytes: ")
-    assert run("nope", "IN", "OUT", "1", "1").stderr.startswith("Request for unknown model: 'nope'")
-    assert run("echo", "X", "OUT", "1", "1").stderr.startswith("400: ")
 
 
 # ------------------------------------------------------------------------ floods and deaths
