@@ -77,13 +77,34 @@ def test_options_win_and_say_so(tmp_path: Path) -> None:
         ("s3://bucket/models --reload", "--reload: looks at files of this host, and s3://bucket/"),
         ("--http 8080", "--http: '8080' is no HOST:PORT and no unix:PATH"),
         ("--grpc :99999", "--grpc: '127.0.0.1:99999' is no HOST:PORT"),
-        ("--http :8001", "--http: HTTP and gRPC would both have the address 127.0.0.1:8001"),
-        ("--http :8080 -- --bind :9000", "--http and gunicorn's --bind cannot be together"),
+        ("--http :8001", "(127.0.0.1:8001) and gRPC (127.0.0.1:8001) would have the same"),
+        (
+            "--http :8080 --grpc 0.0.0.0:8080",
+            "--grpc and --http: HTTP (127.0.0.1:8080) and gRPC (0.0.",
+        ),
+        ("--http 0.0.0.0:08001", "--http: HTTP (0.0.0.0:08001) and gRPC (127.0.0.1:8001) "),
+        ("--http :1 -- --bind :9000", "--http and gunicorn's --bind, also in GUNICORN_CMD_ARGS,"),
+        ("--http :1 -- -w 1 --bin=:9000", "--http and gunicorn's --bind, "),
+        ("--http :1 -- -b:9000", "--http and gunicorn's --bind, "),
     ],
 )
 def test_what_cannot_be(words: str, error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         taken(words)
+
+
+def test_addresses_that_can_be_together() -> None:
+    taken("--http :0 --grpc :0")
+    taken("--http 0.0.0.0:8080 --grpc [::1]:8080 -- --backlog 9")
+    taken("--http :8001", {"SHMSERVE_GRPC_PROCESSES": "0"})
+    taken("--grpc :8001", {"SHMSERVE_HTTP_BIND": "fd://3"})
+
+
+def test_gunicorns_variable_must_not_bind_either() -> None:
+    environ = {"GUNICORN_CMD_ARGS": "--workers 2 --bind :9000"}
+    with pytest.raises(ConfigError, match="--http and gunicorn's --bind, also in GUNICORN_CMD_"):
+        taken("--http :8080", environ)
+    taken("--grpc :8081", environ)
 
 
 def test_folders_that_cannot_be(model: Path) -> None:
@@ -105,6 +126,7 @@ def test_addresses_are_not_for_sockets_of_systemd() -> None:
     taken("--http :8080", others)
     with pytest.raises(ConfigError, match="--grpc: systemd passes this service's sockets for grpc"):
         taken("--grpc :8081", others)
+    taken("--http :8001", {**environ, "LISTEN_FDNAMES": "grpc"})  # nothing listens at grpc_bind
     taken("--http :8080", {**environ, keeper.VARIABLE: "3"})
 
 
