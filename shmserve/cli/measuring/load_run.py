@@ -113,7 +113,7 @@ def _call(measurement: Measurement, door: Door, turns: Turns, clock: Clock) -> N
             door.send(functools.partial(_note, answers, clock))
         except ShmserveError as ex:
             if due >= 0:
-                measurement.fail(ex)
+                measurement.fail(ex, (begun - due) * 1e3)
             continue
         if due >= 0:
             measurement.add(due, begun, [*answers, (clock(), 0)])

@@ -77,8 +77,11 @@ def _repository(path: str) -> str:
         raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
     if not name and no_models.sign_of_model(folder):
         name = os.path.basename(folder)
-        if name.isdigit():
-            raise ConfigError(f"PATH: '{path}' is a version of a model: name the folder above it")
+        if name.isdecimal():
+            raise ConfigError(
+                f"PATH: '{path}' looks like a model's version: name the folder above it"
+                f" ({os.path.dirname(folder)}), or give NAME={path}"
+            )
         if fault := ids.model_name_fault(name):
             advice = f"give NAME={path}"
             raise ConfigError(f"PATH: '{name}' cannot be the name of a model ({fault}): {advice}")

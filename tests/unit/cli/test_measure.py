@@ -120,6 +120,15 @@ def test_latency_counts_from_the_planned_start_and_late_starts_are_told() -> Non
     )
 
 
+def test_a_late_start_counts_although_the_request_fails() -> None:
+    result = Measurement("http", open_loop=True)
+    result.add(1.0, 1.0, [(1.01, 0)])
+    result.fail(FailedRequest("503", "full"), 250.0)
+    result.finish(2.0)
+    row = result.row()
+    assert (row["late"], row["max_late_ms"], row["unsent"]) == (1, 250.0, 0)
+
+
 def test_a_rate_that_changes_is_not_stable() -> None:
     def row(*thirds: int) -> dict[str, object]:
         ends = [n + 0.5 for n, count in enumerate(thirds) for _ in range(count)]

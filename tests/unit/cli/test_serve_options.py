@@ -34,13 +34,30 @@ def test_a_repository_or_a_models_own_folder(model: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(model)
     assert taken(".")[0].model_repository == (f"m={model}",)
     assert taken(".")[1] == [f"serving model m from {model}"]
-    (model.parent / "stray.pt").touch()
-    assert taken(str(model.parent)) == (taken(str(model.parent))[0], [])
-    assert taken(str(model.parent))[0].model_repository == (str(model.parent),)
-    with pytest.raises(ConfigError, match="is a version of a model: name the folder above it"):
-        taken(str(model / "1"))
     assert taken("other=.")[0].model_repository == (f"other={model}",)
     assert taken("s3://bucket/models")[0].model_repository == ("s3://bucket/models",)
+
+
+@pytest.mark.parametrize("stray", ["old.onnx", "weights.pt", "model.py"])
+def test_a_repository_with_a_stray_file_stays_a_repository(model: Path, stray: str) -> None:
+    (model.parent / stray).touch()
+    settings, sentences = taken(str(model.parent))
+    assert (settings.model_repository, sentences) == ((str(model.parent),), [])
+    (model / "1/model.py").unlink()
+    (model / "1").rmdir()
+    assert taken(str(model.parent))[1] == [f"serving model models from {model.parent}"]
+
+
+def test_a_models_own_folder_may_hold_folders_that_look_like_models(model: Path) -> None:
+    (model / "parts/1").mkdir(parents=True)
+    assert taken(str(model))[1] == [f"serving model m from {model}"]
+
+
+def test_a_version_is_no_model(model: Path) -> None:
+    text = f"looks like a model's version: name the folder above it ({model})"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        taken(f"{model}/1/")
+    assert taken(f"m={model}/1")[0].model_repository == (f"m={model}/1",)
 
 
 def test_without_a_host_an_address_is_of_this_host() -> None:
