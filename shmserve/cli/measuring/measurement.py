@@ -45,6 +45,7 @@ class Measurement(Struct):
         failures: number of failed requests by status and text.
         failed_late_ms: time from the planned to the real start of each failed request.
         error: reason why the transport cannot be used.
+        client_cpu: processors that the client used.
         unsent: number of planned requests that did not start before the end.
         pauses: times between two answers to a request, in ms, of the first million answers.
     """
@@ -55,6 +56,7 @@ class Measurement(Struct):
     streamed: bool = False
     input_bytes: int = 0
     elapsed_s: float = 0.0
+    client_cpu: float = 0.0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     failed_late_ms: list[float] = []
     unsent: int = 0
@@ -99,8 +101,8 @@ class Measurement(Struct):
             self.failures[key] += 1
             self.failed_late_ms.append(late_ms)
 
-    def finish(self, elapsed_s: float) -> None:
-        self.elapsed_s = elapsed_s
+    def finish(self, elapsed_s: float, client_cpu: float = 0.0) -> None:
+        self.elapsed_s, self.client_cpu = elapsed_s, client_cpu
         self.samples.sort(key=lambda sample: sample.end_s)
 
     def give_up(self, error: str) -> None:
@@ -128,6 +130,7 @@ class Measurement(Struct):
         row["copied_bytes"] = " ".join(f"{stage}={n}" for stage, n in copied.items() if n) or (
             "0" if copied else ""
         )
+        row["client_cpu"] = round(self.client_cpu, 2)
         row["error"] = self.error
         row["errors"] = [
             {"status": status, "text": text, "count": count}

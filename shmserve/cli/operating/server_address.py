@@ -68,11 +68,12 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         raise refusal(ex) from None
 
 
-def refusal(ex: ValueError) -> ConfigError:
-    """Return the error for an argument that `shmserve.client` refuses."""
+def refusal(ex: ValueError, option: str = "--url") -> ConfigError:
+    """Return the error for an argument that `shmserve.client` refuses. `option`: option of the
+    address."""
     name, separator, reason = str(ex).partition(": ")
     if name not in _ARGUMENTS or not separator:
-        return ConfigError(f"--url: {ex}")
+        return ConfigError(f"{option}: {ex}")
     return ConfigError(f"--{name.replace('_', '-')}: {reason}")
 
 

@@ -13,7 +13,7 @@ import pytest
 from shmserve.cli.measuring import chart, load_plan, load_run, measure
 from shmserve.cli.measuring.door import Answered, FailedRequest
 from shmserve.cli.measuring.grpc_door import GrpcDoor
-from shmserve.cli.measuring.load_run import Turns
+from shmserve.cli.measuring.turns import Turns
 from shmserve.cli.measuring.measurement import Measurement, RequestTimes
 from shmserve.cli.measuring.model_inputs import made_inputs
 from shmserve.client.wire.credentials import Credentials
@@ -328,5 +328,7 @@ def test_grpc_is_measured_with_every_datatype() -> None:
         with wrong, pytest.raises(FailedRequest, match=r"unexpected .* input 'X'") as caught:
             wrong.send(ignored)
         assert caught.value.status == "INVALID_ARGUMENT"
-    with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
+    with pytest.raises(
+        ConfigError, match="--input .x.: arrays of complex128 have no place in the protocol"
+    ):
         GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)}, NOTHING)
