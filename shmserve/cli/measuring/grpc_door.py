@@ -5,11 +5,12 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest, Receipt
+from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest
 from shmserve.cli.measuring.http2_client import Http2Client
 from shmserve.cli.measuring.model_inputs import encoded
 from shmserve.cli.measuring.wire_door import Steps, WireDoor
 from shmserve.client.wire.credentials import Credentials
+from shmserve.errors import ConfigError
 from shmserve.frontends.http2 import encode_fields
 from shmserve.frontends.http2.grpc_framing import PREFIX_BYTES, prefix
 from shmserve.protocol.decoding import json_decoder
@@ -20,10 +21,24 @@ _decode = json_decoder(dict)
 _STREAMED_ANSWER = b"\x12"  # first byte of a ModelStreamInferResponse without error_message
 _JOINED = 1 << 16
 _STATUSES = (
-    "OK CANCELLED UNKNOWN INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS"
-    " PERMISSION_DENIED RESOURCE_EXHAUSTED FAILED_PRECONDITION ABORTED OUT_OF_RANGE UNIMPLEMENTED"
-    " INTERNAL UNAVAILABLE DATA_LOSS UNAUTHENTICATED"
-).split()
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
 
 
 class GrpcDoor(WireDoor):
@@ -43,6 +58,8 @@ class GrpcDoor(WireDoor):
         scheme = "https" if encrypted else "http"
         url = target if target.startswith("unix:") else f"{scheme}://{target}"
         super().__init__(url, credentials if encrypted else Credentials(key=""), "h2", "--grpc")
+        if self._address.prefix:
+            raise ConfigError(f"--grpc: '{target}' is no HOST:PORT and no unix:PATH")
         request = pb.ModelInferRequest(model_name=model)
         for tensor in encoded(inputs):
             request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)

@@ -45,7 +45,7 @@ class Http2Client:
         self._decoder.max_allowed_table_size = self._decoder.header_table_size = 0
         self._known: dict[bytes, dict[str, str]] = {}
         self._buffer, self._needed = bytearray(), frames.HEAD_BYTES
-        self._block = b""
+        self._block, self._ends_stream = b"", False
         self._window = self._initial_window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_BYTES
         self._unacknowledged = [0, 0]  # of the connection, of the stream
@@ -83,7 +83,7 @@ class Http2Client:
         self.ended = True
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes. Raise ConnectionError if they are no frames, or cannot be decoded."""
+        """Take received bytes. Raise ConnectionError if they are no frames of HTTP/2."""
         buffer, position = self._buffer, 0
         buffer += data
         if len(buffer) < self._needed:
@@ -124,15 +124,19 @@ class Http2Client:
                 self._fail("the server took no further request over this connection")
 
     def _take_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        is_ours = stream_id == self._stream_id and not self.ended
-        for n, place in enumerate((0, self._stream_id)):
-            self._unacknowledged[n] += len(payload) if not n or is_ours else 0
-            if self._unacknowledged[n] >= _ACKNOWLEDGED:
-                self.outgoing += frames.window_update(place, self._unacknowledged[n])
-                self._unacknowledged[n] = 0
-        if is_ours:
+        self._open_window(0, len(payload))
+        if stream_id == self._stream_id and not self.ended:
+            self._open_window(stream_id, len(payload))
             self.content += _unpadded(flags, payload)
             self.ended = bool(flags & frames.END_STREAM)
+
+    def _open_window(self, stream_id: int, nbytes: int) -> None:
+        """Let the server send on, after `nbytes` more of the connection (0) or the stream."""
+        nbytes += self._unacknowledged[stream_id > 0]
+        if nbytes >= _ACKNOWLEDGED:
+            self.outgoing += frames.window_update(stream_id, nbytes)
+            nbytes = 0
+        self._unacknowledged[stream_id > 0] = nbytes
 
     def _take_block(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == frames.HEADERS:
@@ -146,7 +150,8 @@ class Http2Client:
         fields = self._known.get(self._block)
         if fields is None:
             try:
-                fields = dict(self._decoder.decode(self._block))
+                decoded = self._decoder.decode(self._block)
+                fields = {str(name): str(value) for name, value in decoded}
             except hpack.HPACKError:
                 raise ConnectionError("a header block cannot be decoded") from None
             if len(self._known) < _MOST_KNOWN:

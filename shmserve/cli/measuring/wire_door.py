@@ -28,8 +28,13 @@ _PIECE = 1 << 16  # largest read, in bytes
 
 
 class WireDoor:
-    """Connection of a caller, opened by the first request; implements `door.Door`. `socket`: None
-    while no connection is open."""
+    """Connection of a caller, opened by the first request; implements `door.Door`.
+
+    Attributes:
+        socket: None while no connection is open.
+        is_ending: set by the loop once the server has closed the connection: no further event will
+            tell the end.
+    """
 
     def __init__(
         self, url: str, credentials: Credentials, protocol: str, option: str = "--url"
@@ -41,6 +46,8 @@ class WireDoor:
         except ValueError as ex:
             raise server_address.refusal(ex, option) from None
         self.socket: socket.socket | None = None
+        self.is_ending = False
+        self._drained = False  # all bytes were read that had come before the latest event
 
     def steps(self, answered: Answered, receipt: bool = False) -> Steps:
         """Do as `send`, but yield instead of waiting."""
@@ -111,6 +118,7 @@ class WireDoor:
             raise FailedRequest("", ex.message) from None
         self.socket = connection.sock
         self.socket.setblocking(False)
+        self.is_ending = self._drained = False
 
     def _send(self, data: bytes | memoryview) -> Generator[int, None, None]:
         assert self.socket is not None
@@ -120,10 +128,13 @@ class WireDoor:
                 view = view[self.socket.send(view) :]
             except _NOT_READY as ex:
                 yield select.POLLIN if isinstance(ex, ssl.SSLWantReadError) else select.POLLOUT
+                self._drained = False
 
     def _receive(self) -> Generator[int, None, bytes]:
         """Return the next bytes. Raise ConnectionError at the end of the connection."""
         assert self.socket is not None
+        if self._drained:  # saves a call that fails
+            yield select.POLLIN
         while True:
             try:
                 data = self.socket.recv(_PIECE)
@@ -132,4 +143,6 @@ class WireDoor:
                 continue
             if not data:
                 raise ConnectionError("the server closed it")
+            is_tls = isinstance(self.socket, ssl.SSLSocket)  # gives a record at a time
+            self._drained = len(data) < _PIECE and not is_tls and not self.is_ending
             return data

@@ -11,7 +11,8 @@ from shmserve.cli.measuring.wire_door import Steps, WireDoor
 
 Clock = Callable[[], float]
 _LOOK_S = 0.5  # between two looks for late answers
-# The doors read before they wait, so an edge is enough, and costs no call per request.
+_ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+# Edges cost no call per request. Doors take all that has come before they wait for the next edge.
 _EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -82,8 +83,8 @@ class WireLoop:
         with select.epoll() as poll:
             self._start(poll)
             while not self._over or len(self._free) < len(self._callers):
-                for fd, _ in poll.poll(self._pause_s()):
-                    self._go_on(self._by_fd[fd], poll)
+                for fd, events in poll.poll(self._pause_s()):
+                    self._go_on(self._by_fd[fd], poll, bool(events & _ENDS))
                 self._start(poll)
                 if self._clock() >= self._next_look:
                     self._end_late()
@@ -109,11 +110,13 @@ class WireLoop:
                 self._next_due = None
                 self._advance(caller, poll)
 
-    def _go_on(self, caller: Caller, poll: select.epoll) -> None:
-        if caller.steps is None:
-            caller.door.woken()
-        else:
+    def _go_on(self, caller: Caller, poll: select.epoll, is_ending: bool) -> None:
+        caller.door.is_ending |= is_ending
+        was_idle = caller.steps is None
+        if not was_idle:
             self._advance(caller, poll)
+        if was_idle or (is_ending and caller.steps is None):
+            caller.door.woken()
 
     def _advance(self, caller: Caller, poll: select.epoll) -> None:
         if caller.advance(self._measurement):

@@ -32,7 +32,7 @@ def http(settings: Settings, url: str | None) -> str:
 
 
 def grpc(settings: Settings, address: str | None) -> tuple[str, bool]:
-    """Return the address for the gRPC library, and whether the server has TLS there: `address`, or
+    """Return the address of gRPC, and whether the server has TLS there: `address`, or
     else of `grpc_bind`, as `http`."""
     target = address or _bound(settings.grpc_bind)
     if not target or not settings.grpc_processes:

@@ -13,9 +13,9 @@ import pytest
 from shmserve.cli.measuring import chart, load_plan, load_run, measure
 from shmserve.cli.measuring.door import Answered, FailedRequest
 from shmserve.cli.measuring.grpc_door import GrpcDoor
-from shmserve.cli.measuring.turns import Turns
 from shmserve.cli.measuring.measurement import Measurement, RequestTimes
 from shmserve.cli.measuring.model_inputs import made_inputs
+from shmserve.cli.measuring.turns import Turns
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
 from tests.grpc_client import VALUES, Rig
@@ -329,6 +329,17 @@ def test_grpc_is_measured_with_every_datatype() -> None:
             wrong.send(ignored)
         assert caught.value.status == "INVALID_ARGUMENT"
     with pytest.raises(
-        ConfigError, match="--input .x.: arrays of complex128 have no place in the protocol"
+        ConfigError, match=r"--input 'x': arrays of complex128 have no place in the protocol"
     ):
         GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)}, NOTHING)
+
+
+def test_a_client_that_is_the_limit_is_told() -> None:
+    def row(client_cpu: float) -> dict[str, object]:
+        result = Measurement("http", 32)
+        result.finish(1.0, client_cpu)
+        return result.row()
+
+    assert measure.remarks([row(0.5)]) == []
+    (line,) = measure.remarks([row(0.934)])
+    assert line.startswith("http at 32: the client used 93% of a processor, and this command uses")
