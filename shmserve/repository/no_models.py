@@ -86,18 +86,19 @@ def of_repository(directory: str) -> str:
 
 
 def sign_of_model(directory: str) -> str:
-    """Return a file by which a folder is a model's own folder; "" without such a file, or if the
-    folder has folders of models: then the file is a stray file."""
+    """Return a file by which a folder is a model's own folder; "" without such a file. A model file
+    beside folders of models is no sign: it is a stray file of a repository."""
     files, folders = _listed(directory)
-    others = [name for name in folders if not name.isdigit()][:_MOST_OPENED]
-    if any(looks_like_model(os.path.join(directory, name)) for name in others):
-        return ""
     inside = [
         f"{n}/{f}" for n in folders if n.isdigit() for f in (*_FILES.values(), *_RUNTIME_FILES)
     ]
-    signs = [name for name in (CONFIG_FILE, FILE) if name in files] + [_model_file(files)]
+    signs = [name for name in (CONFIG_FILE, FILE) if name in files]
     signs += [path for path in inside if os.path.exists(os.path.join(directory, path))]
-    return next(filter(None, signs), "")
+    if signs:
+        return signs[0]
+    others = [name for name in folders if not name.isdigit()][:_MOST_OPENED]
+    is_repository = any(looks_like_model(os.path.join(directory, name)) for name in others)
+    return "" if is_repository else _model_file(files)
 
 
 def _model_file(files: list[str]) -> str:

@@ -70,11 +70,29 @@ def parse(setting: str, text: str) -> ListenAddress:
     return ListenAddress(shown, host, int(port))
 
 
+def overlap(one: ListenAddress, other: ListenAddress) -> bool:
+    """Return whether two sockets cannot both listen here, as far as the texts tell: names of hosts
+    are not resolved."""
+    if one.path or other.path:
+        return one.path == other.path
+    if one.port != other.port or not one.port:  # the kernel chooses another port for each 0
+        return False
+    hosts = {one.host.lower(), other.host.lower()}
+    if len(hosts) == 1 or "::" in hosts:
+        return True
+    return "0.0.0.0" in hosts and not any(":" in host for host in hosts)
+
+
+def is_descriptor(text: str) -> bool:
+    """Return whether an entry of `http_bind` names a descriptor (``fd://3``) and no address."""
+    return bool(_DESCRIPTOR.fullmatch(text))
+
+
 def check_http(settings: Settings) -> None:
     """Check that gunicorn will understand `http_bind`, which may also have descriptors
     (``fd://3``). Raise ConfigError if gunicorn would reject an entry with a message of its own."""
     for text in settings.http_bind:
-        if not _DESCRIPTOR.fullmatch(text):
+        if not is_descriptor(text):
             parse("http_bind", text)
 
 

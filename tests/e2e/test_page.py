@@ -174,6 +174,33 @@ def test_sixty_models_and_their_errors_fit(browser: Browser, busy: Server, width
         expect(models).to_have_count(61)
 
 
+def test_a_focused_model_stays_focused_when_models_above_come_and_go(
+    browser: Browser, busy: Server
+) -> None:
+    above: list[str] = []
+
+    def change(document: dict[str, Any]) -> None:
+        (model,) = document["models"]
+        added = [
+            model | {"name": name, "state": "UNAVAILABLE", "reason": "broken", "series": {}}
+            for name in above
+        ]
+        document["models"] = [*added, model]
+
+    with visited(browser, busy, change=change) as page:
+        heads = page.locator("#models tbody tr:not(.below) th")
+        button = page.get_by_role("button", name="reports")
+        button.press("Enter")
+        for names in (["a"], ["a", "b"], ["b"], []):
+            above[:] = names
+            expect(heads).to_have_text([*names, "reports"])
+            expect(button).to_be_focused()
+            expect(page.locator("#models tr.below")).to_have_count(len(names) + 1)
+        page.keyboard.press("Enter")
+        expect(button).to_have_attribute("aria-expanded", "false")
+        expect(page.locator("#models dl")).to_have_count(0)
+
+
 def test_tiles_are_of_ten_seconds(browser: Browser, busy: Server) -> None:
     def change(document: dict[str, Any]) -> None:
         """Let nine tenths of a second's requests be in the last of ten seconds, half failed."""

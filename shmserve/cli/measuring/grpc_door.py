@@ -1,34 +1,48 @@
-"""Transport gRPC of `shmserve measure`. No other module of the command line imports the gRPC
-library."""
+"""Transport gRPC of `shmserve measure`, over HTTP/2."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
-
-import grpc
-import numpy as np
+import urllib.parse
+from collections.abc import Generator, Mapping
+from typing import Any
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest, Receipt
+from shmserve.cli.measuring.door import WAIT_S, Answered, FailedRequest
+from shmserve.cli.measuring.http2_client import Http2Client
+from shmserve.cli.measuring.model_inputs import encoded
+from shmserve.cli.measuring.wire_door import Steps, WireDoor
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
+from shmserve.frontends.http2 import encode_fields
+from shmserve.frontends.http2.grpc_framing import PREFIX_BYTES, prefix
 from shmserve.protocol.decoding import json_decoder
-from shmserve.tensor import bytes_codec, dtypes
 
 _SERVICE = "/inference.GRPCInferenceService"
 _RECEIPT = "shmserve-receipt"
 _decode = json_decoder(dict)
-_OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),  # give each caller its own connection
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+_STREAMED_ANSWER = b"\x12"  # first byte of a ModelStreamInferResponse without error_message
+_JOINED = 1 << 16
+_STATUSES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
 )
 
 
-class GrpcDoor:
-    """Caller over gRPC: a channel and a request that is encoded once. Each request to a decoupled
-    model is a ModelStreamInfer call."""
+class GrpcDoor(WireDoor):
+    """Caller over gRPC. Each request to a decoupled model is a ModelStreamInfer call."""
 
     def __init__(
         self,
@@ -39,71 +53,112 @@ class GrpcDoor:
         encrypted: bool = False,
         streamed: bool = False,
     ) -> None:
-        """Encode the request and open a channel, with TLS if `encrypted`. Raise ConfigError if an
-        array is no tensor, or a file of `credentials` cannot be used."""
+        """Encode the request, for a server with TLS if `encrypted`. Raise ConfigError as
+        `WireDoor`, or if an array is no tensor."""
+        scheme = "https" if encrypted else "http"
+        url = target if target.startswith("unix:") else f"{scheme}://{target}"
+        super().__init__(url, credentials if encrypted else Credentials(key=""), "h2", "--grpc")
+        if self._address.prefix:
+            raise ConfigError(f"--grpc: '{target}' is no HOST:PORT and no unix:PATH")
         request = pb.ModelInferRequest(model_name=model)
-        for name, array in inputs.items():
-            datatype = dtypes.from_numpy(array.dtype)
-            if datatype is None:
-                raise ConfigError(f"--input {name}: tensors cannot have the datatype {array.dtype}")
-            request.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
-            request.raw_input_contents.append(_raw(array, datatype.itemsize))
-        self._request = request.SerializeToString()
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if credentials.key:
-            self._metadata = (("authorization", f"Bearer {credentials.key}"),)
-        if encrypted:
-            self._channel = grpc.secure_channel(target, _certificates(credentials), _OPTIONS)
-        else:
-            self._channel = grpc.insecure_channel(target, _OPTIONS)
+        for tensor in encoded(inputs):
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            request.raw_input_contents.append(tensor.tobytes())
+        message = request.SerializeToString()
+        self._body = memoryview(prefix(len(message)) + message)
+        fields = {
+            ":method": "POST",
+            ":scheme": scheme,
+            ":path": f"{_SERVICE}/{'ModelStreamInfer' if streamed else 'ModelInfer'}",
+            ":authority": self._address.authority,
+            "te": "trailers",
+            "content-type": "application/grpc",
+            "grpc-timeout": f"{WAIT_S:.0f}S",
+            **({"authorization": f"Bearer {credentials.key}"} if credentials.key else {}),
+        }
+        self._block = encode_fields(tuple(fields.items()))
+        self._block_for_receipt = encode_fields((*fields.items(), (_RECEIPT, "1")))
         self._streamed = streamed
-        self._infer = self._channel.unary_unary(f"{_SERVICE}/ModelInfer")
-        self._stream = self._channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
+        self._http2 = Http2Client()
 
-    def send(self, answered: Answered, receipt: bool = False) -> Receipt:
-        metadata = (*self._metadata, *(((_RECEIPT, "1"),) if receipt else ()))
-        try:
-            if self._streamed:
-                return self._send_stream(answered, metadata)
-            answer, call = self._infer.with_call(self._request, timeout=WAIT_S, metadata=metadata)
-        except grpc.RpcError as ex:
-            raise FailedRequest(ex.code().name, ex.details()) from None
-        answered(len(answer))
-        fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
-        receipts = [value for name, value in fields if name == _RECEIPT]
-        return dict(_decode(receipts[0].encode())) if receipts else {}
+    def _open(self) -> None:
+        super()._open()
+        self._http2 = Http2Client()
 
-    def _send_stream(self, answered: Answered, metadata: Any) -> Receipt:
-        """Send the request and take all answers. Raise FailedRequest for an
-        error among the answers: such an answer has no status."""
-        call = self._stream(iter((self._request,)), timeout=WAIT_S, metadata=metadata)
-        for message in call:
-            error = pb.ModelStreamInferResponse.FromString(message).error_message
-            if error:
-                call.cancel()
-                raise FailedRequest("", error)
+    def _exchange(self, answered: Answered, receipt: bool) -> Steps:
+        http2, rest = self._http2, self._body
+        ready = [http2.outgoing, http2.begin(self._block_for_receipt if receipt else self._block)]
+        http2.outgoing = b""
+        while rest and not http2.ended:
+            frame, size = http2.data_frame(rest)
+            ready.append(frame)
+            rest = rest[size:]
+            if not size or not rest or size > _JOINED:
+                yield from self._send(b"".join(ready))
+                ready.clear()
+            if not size:
+                yield from self._take(answered)
+        while not http2.ended:
+            yield from self._take(answered)
+        if rest:
+            http2.cancel()
+        if http2.is_closing:
+            self.close()
+        self._check(http2, answered)
+        text = http2.fields.get(_RECEIPT) if receipt else None
+        return dict(_decode(text.encode())) if text else {}
+
+    def _take(self, answered: Answered) -> Generator[int, None, None]:
+        """Wait for bytes of the server, and take them."""
+        http2 = self._http2
+        http2.feed((yield from self._receive()))
+        if self._streamed:
+            self._take_messages(answered)
+        if http2.outgoing:
+            data, http2.outgoing = http2.outgoing, b""
+            yield from self._send(data)
+
+    def _take_messages(self, answered: Answered) -> None:
+        """Take whole messages of a stream. Raise FailedRequest for an error among the answers: such
+        an answer has no status."""
+        content = self._http2.content
+        while len(content) >= PREFIX_BYTES:
+            end = PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES])
+            if len(content) < end:
+                return
+            message = bytes(content[PREFIX_BYTES:end])
+            del content[:end]
+            if not message.startswith(_STREAMED_ANSWER):
+                error = pb.ModelStreamInferResponse.FromString(message).error_message
+                if error:
+                    self._http2.cancel()
+                    raise FailedRequest("", error)
             answered(len(message))
-        return {}
 
-    def __enter__(self) -> Self:
-        return self
+    def _check(self, http2: Http2Client, answered: Answered) -> None:
+        """Report the answer of a unary call. Raise FailedRequest if the call failed."""
+        fields, size = http2.fields, len(http2.content) - PREFIX_BYTES
+        status = fields.get("grpc-status", "")
+        if http2.failure:
+            raise FailedRequest("", http2.failure)
+        if not status.isdecimal():
+            code = fields.get(":status", "")
+            raise FailedRequest(code, f"the answer has HTTP status {code} and no gRPC status")
+        if status != "0":
+            name = _STATUSES[int(status)] if int(status) < len(_STATUSES) else status
+            raise FailedRequest(name, urllib.parse.unquote(fields.get("grpc-message", "")))
+        if not self._streamed:
+            if size < 0:
+                raise FailedRequest("", "the answer has no message")
+            answered(size)
 
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-
-
-def _certificates(credentials: Credentials) -> grpc.ChannelCredentials:
-    """Return the certificates of a channel: the gRPC library wants the bytes of files."""
-    ca = credentials.ca or os.environ.get("SSL_CERT_FILE", "")
-    paths = (ca, credentials.cert_key or credentials.cert, credentials.cert)
-    try:
-        read = [Path(path).read_bytes() if path else None for path in paths]
-    except OSError as ex:
-        raise ConfigError(f"--ca, --cert: {ex.filename} cannot be read: {ex.strerror}") from None
-    return grpc.ssl_channel_credentials(*read)
-
-
-def _raw(array: Any, itemsize: int) -> bytes:
-    if itemsize:
-        return bytes(np.ascontiguousarray(array).tobytes())
-    return bytes_codec.encode(array.reshape(-1).tolist())
+    def _take_idle(self, data: bytes) -> None:
+        if not data:
+            self.close()
+            return
+        self._http2.feed(data)
+        if self._http2.outgoing and self.socket is not None:
+            self.socket.sendall(self._http2.outgoing)
+            self._http2.outgoing = b""
+        if self._http2.is_closing:
+            self.close()

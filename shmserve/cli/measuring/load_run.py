@@ -2,55 +2,20 @@
 measurement takes in the times."""
 
 import functools
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from shmserve.cli.measuring.door import Door, FailedRequest
 from shmserve.cli.measuring.measurement import Measurement
+from shmserve.cli.measuring.turns import Turns
+from shmserve.cli.measuring.wire_door import WireDoor
+from shmserve.cli.measuring.wire_loop import WireLoop
 from shmserve.errors import ShmserveError
 
 _WARM_UP = 5  # requests of a door that open connections, map memory and learn output sizes
 Clock = Callable[[], float]
-
-
-class Turns:
-    """Distributor of a run's requests to the callers. Thread-safe.
-
-    Args:
-        planned: moments at which requests should start, in seconds from the start of the measured
-            time; None: at once, whenever a caller is free.
-        seconds: length of the measured time.
-        requests: largest number of requests that start in the measured time.
-    """
-
-    def __init__(self, planned: Iterator[float] | None, seconds: float, requests: int) -> None:
-        self._planned, self._seconds, self._left = planned, seconds, requests
-        self._lock = threading.Lock()
-
-    def take(self, now: float) -> float | None:
-        """Return the moment at which the caller's next request should start, negative during the
-        warm-up; None: the run is over."""
-        with self._lock:
-            if now > self._seconds or not self._left:
-                return None
-            due = now if self._planned is None else next(self._planned)
-            if due > self._seconds:
-                return None
-            self._left -= due >= 0
-            return due
-
-    def unsent(self) -> int:
-        """Return the number of planned requests that will not start, once the run is over."""
-        rest = itertools.islice(self._planned or (), self._left)
-        return sum(1 for _ in itertools.takewhile(self._seconds.__ge__, rest))
-
-    def end(self) -> None:
-        """Give no further turn."""
-        with self._lock:
-            self._left = 0
 
 
 def run(
@@ -71,18 +36,30 @@ def run(
         start = time.perf_counter() + warm_up_s
         turns = Turns(planned, seconds, requests)
         clock = functools.partial(_seconds_since, start)
-        callers = [
-            threading.Thread(target=_call, args=(measurement, door, turns, clock)) for door in doors
-        ]
+        before, used = time.perf_counter(), time.process_time()
+        wires = [door for door in doors if isinstance(door, WireDoor)]
+        if wires:
+            WireLoop(measurement, wires, turns, clock).run()
+        else:
+            _run_threads(measurement, doors, turns, clock)
+        measurement.unsent = turns.unsent()
+        used, elapsed = time.process_time() - used, time.perf_counter() - before
+        measurement.finish(clock(), used / elapsed)
+
+
+def _run_threads(
+    measurement: Measurement, doors: Sequence[Door], turns: Turns, clock: Clock
+) -> None:
+    callers = [
+        threading.Thread(target=_call, args=(measurement, door, turns, clock)) for door in doors
+    ]
+    for caller in callers:
+        caller.start()
+    try:
         for caller in callers:
-            caller.start()
-        try:
-            for caller in callers:
-                caller.join()
-            measurement.unsent = turns.unsent()
-        finally:
-            turns.end()
-        measurement.finish(clock())
+            caller.join()
+    finally:
+        turns.end()
 
 
 def _seconds_since(start: float) -> float:
@@ -113,7 +90,7 @@ def _call(measurement: Measurement, door: Door, turns: Turns, clock: Clock) -> N
             door.send(functools.partial(_note, answers, clock))
         except ShmserveError as ex:
             if due >= 0:
-                measurement.fail(ex)
+                measurement.fail(ex, (begun - due) * 1e3)
             continue
         if due >= 0:
             measurement.add(due, begun, [*answers, (clock(), 0)])

@@ -1,6 +1,6 @@
 """Command ``shmserve measure``: sends requests to a model over each transport, and times them.
 
-The client is written in Python and shares the host with the server, so only compare figures of one
+The client takes processor time from a server on the same host, so only compare figures of one
 machine.
 """
 
@@ -35,7 +35,8 @@ _MOST = {"seconds": 3600.0, "requests": 10_000_000, "rate": 100_000.0}
 _MOST_WARM_UP_S = 600.0
 _MOST_CALLERS = 256
 _CALLERS = {False: "1", True: "16"}  # by default; True: with planned starts
-_IN_REMARKS = ("errors", "stable", "knee")  # of the table: lines below say the same
+_BUSY_CLIENT = 0.8  # of a processor
+_IN_REMARKS = ("client_cpu", "errors", "stable", "knee")  # of the table: lines below say the same
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -140,6 +141,11 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"{place}: {late}, and {row['unsent']} did not start: all callers were waiting for"
                 " answers (--concurrency), or the host is busy"
+            )
+        if row.get("client_cpu", 0.0) >= _BUSY_CLIENT:
+            lines.append(
+                f"{place}: the client used {row['client_cpu']:.0%} of a processor, and this command"
+                " uses one: the server can do more; run several at once, and add their rates"
             )
     if shaky := [f"{r['over']} at {r['concurrency']}" for r in rows if r.get("stable") is False]:
         lines.append(

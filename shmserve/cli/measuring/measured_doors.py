@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import shmserve.client
 from shmserve.cli.measuring.door import WAIT_S, Answered, Door, FailedRequest, Receipt
+from shmserve.cli.measuring.http_door import HttpDoor
 from shmserve.cli.operating import server_address
 from shmserve.client import Client
 from shmserve.client.result import Result
@@ -30,6 +31,8 @@ def maker(
     """Return the opener of a kind of door. `streamed`: a request may have any number of answers.
     Raise ConfigError if the server has no address, or the transport has no streams."""
     model = arguments.model
+    if over == "http" and not streamed:
+        return functools.partial(HttpDoor, url, model, inputs, credentials)
     if over != "grpc":
         if over == "region" and streamed:
             raise ConfigError("--over region: a decoupled model answers over http, grpc and lane")

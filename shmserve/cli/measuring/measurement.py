@@ -43,7 +43,9 @@ class Measurement(Struct):
         streamed: a request may have any number of answers.
         input_bytes: size of a request's inputs.
         failures: number of failed requests by status and text.
+        failed_late_ms: time from the planned to the real start of each failed request.
         error: reason why the transport cannot be used.
+        client_cpu: processors that the client used.
         unsent: number of planned requests that did not start before the end.
         pauses: times between two answers to a request, in ms, of the first million answers.
     """
@@ -54,7 +56,9 @@ class Measurement(Struct):
     streamed: bool = False
     input_bytes: int = 0
     elapsed_s: float = 0.0
+    client_cpu: float = 0.0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failed_late_ms: list[float] = []
     unsent: int = 0
     error: str = ""
     receipt: Receipt = {}
@@ -87,16 +91,18 @@ class Measurement(Struct):
             pairs = itertools.pairwise(moments)
             self.pauses += [(after - before) * 1e3 for before, after in pairs]
 
-    def fail(self, error: ShmserveError) -> None:
-        """Count a failed request. Texts beyond a bound are counted together."""
+    def fail(self, error: ShmserveError, late_ms: float = 0.0) -> None:
+        """Count a failed request, which started `late_ms` after the plan. Texts beyond a bound are
+        counted together."""
         key = (getattr(error, "status", ""), error.message)
         with self._lock:
             if key not in self.failures and len(self.failures) >= _MOST_TEXTS:
                 key = ("", "other errors")
             self.failures[key] += 1
+            self.failed_late_ms.append(late_ms)
 
-    def finish(self, elapsed_s: float) -> None:
-        self.elapsed_s = elapsed_s
+    def finish(self, elapsed_s: float, client_cpu: float = 0.0) -> None:
+        self.elapsed_s, self.client_cpu = elapsed_s, client_cpu
         self.samples.sort(key=lambda sample: sample.end_s)
 
     def give_up(self, error: str) -> None:
@@ -107,7 +113,7 @@ class Measurement(Struct):
         return len(self.samples) / self.elapsed_s if self.samples else 0.0
 
     def row(self) -> dict[str, Any]:
-        """Return the figures. Times and rates cover successful requests."""
+        """Return the figures. Times and rates cover successful requests, lateness all."""
         row: dict[str, Any] = {"over": self.over, "concurrency": self.concurrency}
         row |= {"requests": len(self.samples), "failed": self.failures.total()}
         if self.samples:
@@ -124,6 +130,7 @@ class Measurement(Struct):
         row["copied_bytes"] = " ".join(f"{stage}={n}" for stage, n in copied.items() if n) or (
             "0" if copied else ""
         )
+        row["client_cpu"] = round(self.client_cpu, 2)
         row["error"] = self.error
         row["errors"] = [
             {"status": status, "text": text, "count": count}
@@ -141,7 +148,7 @@ class Measurement(Struct):
         }
 
     def _late_figures(self) -> dict[str, float]:
-        late = [sample.late_ms for sample in self.samples]
+        late = [*self.failed_late_ms, *(sample.late_ms for sample in self.samples)]
         return {
             "late": sum(ms > _LATE_MS for ms in late),
             "max_late_ms": round(max(late, default=0.0), 3),

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from shmserve.client.tensors import ClientTensor
 from shmserve.errors import ConfigError
 from shmserve.tensor import dtypes
 
@@ -41,6 +42,14 @@ def made_inputs(
         name: given[name] if name in given else _made(tensor, batch, size, generator)
         for name, tensor in zip(names, metadata, strict=True)
     }
+
+
+def encoded(inputs: Mapping[str, Array]) -> list[ClientTensor]:
+    """Return inputs with their encodings. Raise ConfigError if an array is no tensor."""
+    try:
+        return [ClientTensor(name, array) for name, array in inputs.items()]
+    except ValueError as ex:
+        raise ConfigError(f"--{ex}") from None
 
 
 def _read(text: str) -> tuple[str, Array]:

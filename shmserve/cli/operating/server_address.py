@@ -33,7 +33,7 @@ def http(settings: Settings, url: str | None) -> str:
 
 
 def grpc(settings: Settings, address: str | None) -> tuple[str, bool]:
-    """Return the address for the gRPC library, and whether the server has TLS there: `address`, or
+    """Return the address of gRPC, and whether the server has TLS there: `address`, or
     else of `grpc_bind`, as `http`."""
     target = address or _bound(settings.grpc_bind)
     if not target or not settings.grpc_processes:
@@ -69,11 +69,12 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         raise refusal(ex) from None
 
 
-def refusal(ex: ValueError) -> ConfigError:
-    """Return the error for an argument that `shmserve.client` refuses."""
+def refusal(ex: ValueError, option: str = "--url") -> ConfigError:
+    """Return the error for an argument that `shmserve.client` refuses. `option`: option of the
+    address."""
     name, separator, reason = str(ex).partition(": ")
     if name not in _ARGUMENTS or not separator:
-        return ConfigError(f"--url: {ex}")
+        return ConfigError(f"{option}: {ex}")
     return ConfigError(f"--{name.replace('_', '-')}: {reason}")
 
 

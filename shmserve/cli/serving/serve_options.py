@@ -5,6 +5,7 @@ Options become variables of the environment, so all processes of the service see
 """
 
 import argparse
+import itertools
 import os
 import re
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -16,6 +17,7 @@ from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport import listen_addresses
 
 _RELOAD = {"model_control": "poll", "poll_interval_s": "0.3"}
+_BIND = re.compile("-b|--bi(nd?)?(=|$)")  # gunicorn's option, as short as it may be written
 _PORT = re.compile(r":[0-9]+")
 
 
@@ -77,8 +79,11 @@ def _repository(path: str) -> str:
         raise ConfigError(f"PATH: '{folder}' has a comma; give it in a file as model_repository")
     if not name and (is_file or no_models.sign_of_model(folder)):
         name = os.path.basename(folder)[:-3] if is_file else no_models.name_of(folder)
-        if name.isdigit():
-            raise ConfigError(f"PATH: '{path}' is a version of a model: name the folder above it")
+        if name.isdecimal():
+            raise ConfigError(
+                f"PATH: '{path}' looks like a model's version: name the folder above it"
+                f" ({os.path.dirname(folder)}), or give NAME={path}"
+            )
         if fault := ids.model_name_fault(name):
             advice = f"give NAME={path}"
             raise ConfigError(f"PATH: '{name}' cannot be the name of a model ({fault}): {advice}")
@@ -99,15 +104,25 @@ def _check_addresses(
     gunicorn: Sequence[str],
     environ: MutableMapping[str, str],
 ) -> None:
-    if "--http" in given and any(word.startswith(("-b", "--bind")) for word in gunicorn):
-        raise ConfigError("--http and gunicorn's --bind cannot be together: leave one out")
+    of_environ = environ.get("GUNICORN_CMD_ARGS", "").split()
+    if "--http" in given and any(map(_BIND.match, [*gunicorn, *of_environ])):
+        raise ConfigError(
+            "--http and gunicorn's --bind, also in GUNICORN_CMD_ARGS, cannot be together:"
+            " leave one out"
+        )
     options = " and ".join(sorted({"--http", "--grpc"} & given.keys()))
     if not options:
         return
-    if keeper.VARIABLE not in environ:
-        for kind in sorted(activation.passed_for(environ)):
-            if f"--{kind}" in given:
-                text = f"systemd passes this service's sockets for {kind}; leave the option out"
-                raise ConfigError(f"--{kind}: {text}")
-    if same := set(settings.http_bind) & set(settings.grpc_bind):
-        raise ConfigError(f"{options}: HTTP and gRPC would both have the address {min(same)}")
+    passed = activation.passed_for(environ)
+    for kind in sorted(passed) if keeper.VARIABLE not in environ else ():
+        if f"--{kind}" in given:
+            text = f"systemd passes this service's sockets for {kind}; leave the option out"
+            raise ConfigError(f"--{kind}: {text}")
+    if passed or not settings.grpc_processes:
+        return  # only one of the two settings is listened on
+    http = [text for text in settings.http_bind if not listen_addresses.is_descriptor(text)]
+    for pair in itertools.product(http, settings.grpc_bind):
+        one, other = map(listen_addresses.parse, ("http_bind", "grpc_bind"), pair)
+        if listen_addresses.overlap(one, other):
+            places = f"HTTP ({one.text}) and gRPC ({other.text})"
+            raise ConfigError(f"{options}: {places} would have the same address")

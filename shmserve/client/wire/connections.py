@@ -29,9 +29,10 @@ class ServerAddress:
         prefix: path before each request's path.
     """
 
-    def __init__(self, url: str, credentials: Credentials) -> None:
-        """Parse the address. Raise ValueError if the address has another form, or a user or
-        password, which the text does not repeat; if a file of `credentials` cannot be used, or if
+    def __init__(self, url: str, credentials: Credentials, protocol: str = "http/1.1") -> None:
+        """Parse the address. `protocol`: name for TLS, as in `Credentials.context`. Raise
+        ValueError if the address has another form, or a user or password, which the text does not
+        repeat; if a file of `credentials` cannot be used, or if
         `credentials` has files for TLS and the address is http://."""
         self.unix_path, self.prefix = "", ""
         self._host, self._port = "localhost", 80
@@ -51,7 +52,7 @@ class ServerAddress:
             place = f"{parts.scheme}://{parts.hostname}"
             raise ValueError(f"{_FORMS}, without a user and a password: {place}")
         if parts.scheme == "https":
-            self._context = credentials.context()
+            self._context = credentials.context(protocol)
         elif credentials.ca or credentials.cert:
             raise ValueError(f"{'ca' if credentials.ca else 'cert'}: needs an address https://")
         self._host = parts.hostname
@@ -64,6 +65,13 @@ class ServerAddress:
         return (
             bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
         )
+
+    @property
+    def authority(self) -> str:
+        """Return host and port, as requests name them."""
+        if self.unix_path:
+            return self._host
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection, which the first request opens."""

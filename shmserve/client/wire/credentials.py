@@ -47,9 +47,9 @@ class Credentials:
             os.fspath(path) if path else "" for path in (ca, cert, cert_key)
         )
 
-    def context(self) -> ssl.SSLContext:
-        """Return the context for connections with TLS. Raise ValueError if a file cannot be
-        used."""
+    def context(self, protocol: str = "http/1.1") -> ssl.SSLContext:
+        """Return the context for connections with TLS. `protocol`: name for ALPN. Raise ValueError
+        if a file cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except OSError as ex:
@@ -61,7 +61,7 @@ class Credentials:
                 where = f"{self.cert}, {self.cert_key}" if self.cert_key else self.cert
                 what = "a PEM certificate and its key without a password"
                 raise ValueError(_unusable("cert", where, ex, what)) from None
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
         return context
 
 

@@ -13,9 +13,9 @@ import pytest
 from shmserve.cli.measuring import chart, load_plan, load_run, measure
 from shmserve.cli.measuring.door import Answered, FailedRequest
 from shmserve.cli.measuring.grpc_door import GrpcDoor
-from shmserve.cli.measuring.load_run import Turns
 from shmserve.cli.measuring.measurement import Measurement, RequestTimes
 from shmserve.cli.measuring.model_inputs import made_inputs
+from shmserve.cli.measuring.turns import Turns
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
 from tests.grpc_client import VALUES, Rig
@@ -118,6 +118,15 @@ def test_latency_counts_from_the_planned_start_and_late_starts_are_told() -> Non
     assert measure.remarks([row])[0].startswith(
         "http at 2: 1 requests started late, at most 500.0 ms, and 0 did not start: "
     )
+
+
+def test_a_late_start_counts_although_the_request_fails() -> None:
+    result = Measurement("http", open_loop=True)
+    result.add(1.0, 1.0, [(1.01, 0)])
+    result.fail(FailedRequest("503", "full"), 250.0)
+    result.finish(2.0)
+    row = result.row()
+    assert (row["late"], row["max_late_ms"], row["unsent"]) == (1, 250.0, 0)
 
 
 def test_a_rate_that_changes_is_not_stable() -> None:
@@ -319,5 +328,18 @@ def test_grpc_is_measured_with_every_datatype() -> None:
         with wrong, pytest.raises(FailedRequest, match=r"unexpected .* input 'X'") as caught:
             wrong.send(ignored)
         assert caught.value.status == "INVALID_ARGUMENT"
-    with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
+    with pytest.raises(
+        ConfigError, match=r"--input 'x': arrays of complex128 have no place in the protocol"
+    ):
         GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)}, NOTHING)
+
+
+def test_a_client_that_is_the_limit_is_told() -> None:
+    def row(client_cpu: float) -> dict[str, object]:
+        result = Measurement("http", 32)
+        result.finish(1.0, client_cpu)
+        return result.row()
+
+    assert measure.remarks([row(0.5)]) == []
+    (line,) = measure.remarks([row(0.934)])
+    assert line.startswith("http at 32: the client used 93% of a processor, and this command uses")

@@ -34,11 +34,6 @@ def test_a_repository_or_a_models_own_folder(model: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(model)
     assert taken(".")[0].model_repository == (f"m={model}",)
     assert taken(".")[1] == [f"serving model m from {model}"]
-    (model.parent / "stray.pt").touch()
-    assert taken(str(model.parent)) == (taken(str(model.parent))[0], [])
-    assert taken(str(model.parent))[0].model_repository == (str(model.parent),)
-    with pytest.raises(ConfigError, match="is a version of a model: name the folder above it"):
-        taken(str(model / "1"))
     assert taken("other=.")[0].model_repository == (f"other={model}",)
     assert taken("s3://bucket/models")[0].model_repository == ("s3://bucket/models",)
 
@@ -54,6 +49,28 @@ def test_a_python_file(model: Path) -> None:
         taken(str(other))
     with pytest.raises(ConfigError, match="'a%b' cannot be the name of a model"):
         taken(str(other.rename(other.with_name("a%b.py"))))
+
+
+@pytest.mark.parametrize("stray", ["old.onnx", "weights.pt", "model.py"])
+def test_a_repository_with_a_stray_file_stays_a_repository(model: Path, stray: str) -> None:
+    (model.parent / stray).touch()
+    settings, sentences = taken(str(model.parent))
+    assert (settings.model_repository, sentences) == ((str(model.parent),), [])
+    (model / "1/model.py").unlink()
+    (model / "1").rmdir()
+    assert taken(str(model.parent))[1] == [f"serving model models from {model.parent}"]
+
+
+def test_a_models_own_folder_may_hold_folders_that_look_like_models(model: Path) -> None:
+    (model / "parts/1").mkdir(parents=True)
+    assert taken(str(model))[1] == [f"serving model m from {model}"]
+
+
+def test_a_version_is_no_model(model: Path) -> None:
+    text = f"looks like a model's version: name the folder above it ({model})"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        taken(f"{model}/1/")
+    assert taken(f"m={model}/1")[0].model_repository == (f"m={model}/1",)
 
 
 def test_without_a_host_an_address_is_of_this_host() -> None:
@@ -90,13 +107,34 @@ def test_options_win_and_say_so(tmp_path: Path) -> None:
         ("s3://bucket/models --reload", "--reload: looks at files of this host, and s3://bucket/"),
         ("--http 8080", "--http: '8080' is no HOST:PORT and no unix:PATH"),
         ("--grpc :99999", "--grpc: '127.0.0.1:99999' is no HOST:PORT"),
-        ("--http :8001", "--http: HTTP and gRPC would both have the address 127.0.0.1:8001"),
-        ("--http :8080 -- --bind :9000", "--http and gunicorn's --bind cannot be together"),
+        ("--http :8001", "(127.0.0.1:8001) and gRPC (127.0.0.1:8001) would have the same"),
+        (
+            "--http :8080 --grpc 0.0.0.0:8080",
+            "--grpc and --http: HTTP (127.0.0.1:8080) and gRPC (0.0.",
+        ),
+        ("--http 0.0.0.0:08001", "--http: HTTP (0.0.0.0:08001) and gRPC (127.0.0.1:8001) "),
+        ("--http :1 -- --bind :9000", "--http and gunicorn's --bind, also in GUNICORN_CMD_ARGS,"),
+        ("--http :1 -- -w 1 --bin=:9000", "--http and gunicorn's --bind, "),
+        ("--http :1 -- -b:9000", "--http and gunicorn's --bind, "),
     ],
 )
 def test_what_cannot_be(words: str, error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         taken(words)
+
+
+def test_addresses_that_can_be_together() -> None:
+    taken("--http :0 --grpc :0")
+    taken("--http 0.0.0.0:8080 --grpc [::1]:8080 -- --backlog 9")
+    taken("--http :8001", {"SHMSERVE_GRPC_PROCESSES": "0"})
+    taken("--grpc :8001", {"SHMSERVE_HTTP_BIND": "fd://3"})
+
+
+def test_gunicorns_variable_must_not_bind_either() -> None:
+    environ = {"GUNICORN_CMD_ARGS": "--workers 2 --bind :9000"}
+    with pytest.raises(ConfigError, match="--http and gunicorn's --bind, also in GUNICORN_CMD_"):
+        taken("--http :8080", environ)
+    taken("--grpc :8081", environ)
 
 
 def test_folders_that_cannot_be(model: Path) -> None:
@@ -118,6 +156,7 @@ def test_addresses_are_not_for_sockets_of_systemd() -> None:
     taken("--http :8080", others)
     with pytest.raises(ConfigError, match="--grpc: systemd passes this service's sockets for grpc"):
         taken("--grpc :8081", others)
+    taken("--http :8001", {**environ, "LISTEN_FDNAMES": "grpc"})  # nothing listens at grpc_bind
     taken("--http :8080", {**environ, keeper.VARIABLE: "3"})
 
 

@@ -173,3 +173,27 @@ def test_socket_files_that_cannot_be(tmp_path) -> None:
         with pytest.raises(ConfigError, match=why):
             free(parse("grpc_bind", f"unix:{path}"))
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:080", True),
+        ("127.0.0.1:80", "127.0.0.1:81", False),
+        ("127.0.0.1:80", "127.0.0.2:80", False),
+        ("127.0.0.1:80", "0.0.0.0:80", True),
+        ("Localhost:80", "localhost:80", True),
+        ("localhost:80", "0.0.0.0:80", True),
+        ("[::]:80", "127.0.0.1:80", True),
+        ("[::]:80", "0.0.0.0:80", True),
+        ("[::1]:80", "0.0.0.0:80", False),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+        ("unix:/a/b", "unix:/a/./b", True),
+        ("unix:/a", "unix:/b", False),
+        ("unix:/a", "127.0.0.1:80", False),
+    ],
+)
+def test_addresses_overlap(one: str, other: str, overlap: bool) -> None:
+    places = [listen_addresses.parse("http_bind", text) for text in (one, other)]
+    assert listen_addresses.overlap(*places) is overlap
+    assert listen_addresses.overlap(*reversed(places)) is overlap

@@ -28,18 +28,34 @@ function become(old, next) {
   put(old, [...next.childNodes]);
 }
 
-/** Let `parent` have these children. */
+/** Let `parent` have these children. The node of a child with a key is the one with that key, so it
+ * keeps the focus when nodes above come and go; the node of another child is the one at its place. */
 export function put(parent, children) {
-  const before = [...parent.childNodes];
-  before.slice(children.length).forEach((node) => node.remove());
-  children.forEach((node, index) => (before[index] ? become(before[index], node) : parent.append(node)));
+  const keys = new Set(children.map(keyOf));
+  [...parent.childNodes].filter((node) => !keys.has(keyOf(node))).forEach((node) => node.remove());
+  const keyed = new Map([...parent.childNodes].map((node) => [keyOf(node), node]));
+  children.forEach((node, index) => {
+    const key = keyOf(node);
+    const there = parent.childNodes[index] ?? null;
+    const old = key ? keyed.get(key) : there;
+    if (!old || keyOf(old) !== key) {
+      parent.insertBefore(node, there);
+      return;
+    }
+    if (old !== there) parent.insertBefore(old, there);
+    become(old, node);
+  });
+  [...parent.childNodes].slice(children.length).forEach((node) => node.remove());
 }
+
+const keyOf = (node) => node.dataset?.key ?? "";
 
 const right = (text) => [text, "number"];
 
-function row(cells, className = "") {
+function row(cells, className = "", key = "") {
   const node = document.createElement("tr");
   node.setAttribute("role", "row");
+  if (key) node.dataset.key = key;
   if (className) node.className = className;
   node.append(...cells);
   return node;
@@ -52,11 +68,11 @@ function cell(content, tag, role) {
 }
 
 /** A row with one cell as wide as the table. */
-function wide(heads, content, className) {
+function wide(heads, content, className, key) {
   const node = cell(["", "text"], "td", "cell");
   node.colSpan = heads.length;
   node.append(content);
-  return row([node], className);
+  return row([node], className, key);
 }
 
 /** A button that unfolds what `key` stands for, and folds it away again. */
@@ -161,7 +177,7 @@ function drawModels(data, series) {
   const gone = data.server.state === "starting" ? [] : data.models.filter((model) => model.state === "UNLOADED");
   const lines = (models) => models.flatMap((model) => modelLines(model, series));
   const there = lines(data.models.filter((model) => !gone.includes(model)));
-  const folded = gone.length ? [wide(MODEL_HEADS, fold(["gone"], `${format.count(gone.length)} ${gone.length > 1 ? "models" : "model"} no longer in the repository, or not loaded`))] : [];
+  const folded = gone.length ? [wide(MODEL_HEADS, fold(["gone"], `${format.count(gone.length)} ${gone.length > 1 ? "models" : "model"} no longer in the repository, or not loaded`), "", "gone")] : [];
   if (unfolded(["gone"])) folded.push(...lines(gone));
   fill("models", MODEL_HEADS, [...there, ...folded], data.models.length ? "" : "No models.");
 }
@@ -179,8 +195,9 @@ function modelLines(model, series) {
     idle(last("depth", format.number)), idle(right(format.count(model.requests))),
   ]);
   main.firstChild.append(fold([key], model.name));
+  main.dataset.key = key;
   const lines = [main];
-  if (model.reason) lines.push(wide(MODEL_HEADS, made("span", model.reason, mark), "below"));
+  if (model.reason) lines.push(wide(MODEL_HEADS, made("span", model.reason, mark), "below", `${key} reason`));
   if (!unfolded([key])) return lines;
   const more = document.createElement("dl");
   for (const [name, value] of [
@@ -190,5 +207,5 @@ function modelLines(model, series) {
     const pair = more.appendChild(document.createElement("div"));
     pair.append(made("dt", name), made("dd", value));
   }
-  return [...lines, wide(MODEL_HEADS, more, "below")];
+  return [...lines, wide(MODEL_HEADS, more, "below", `${key} more`)];
 }
