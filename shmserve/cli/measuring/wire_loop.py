@@ -16,7 +16,7 @@ _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
-class MeasuredCaller:
+class WireCaller:
     """Caller with at most one request under way. `steps`: the request; None: none is. `begun`: its
     start."""
 
@@ -72,9 +72,9 @@ class WireLoop:
         self, measurement: Measurement, doors: Sequence[WireDoor], turns: Turns, clock: Clock
     ) -> None:
         self._measurement, self._turns, self._clock = measurement, turns, clock
-        self._callers = [MeasuredCaller(door, clock) for door in doors]
+        self._callers = [WireCaller(door, clock) for door in doors]
         self._free = list(self._callers)
-        self._by_fd: dict[int, MeasuredCaller] = {}
+        self._by_fd: dict[int, WireCaller] = {}
         self._next_due: float | None = None
         self._over = False
         self._next_look = clock() + _LOOK_S
@@ -110,7 +110,7 @@ class WireLoop:
                 self._next_due = None
                 self._advance(caller, poll)
 
-    def _go_on(self, caller: MeasuredCaller, poll: select.epoll, is_ending: bool) -> None:
+    def _go_on(self, caller: WireCaller, poll: select.epoll, is_ending: bool) -> None:
         caller.door.is_ending |= is_ending
         was_idle = caller.steps is None
         if not was_idle:
@@ -118,7 +118,7 @@ class WireLoop:
         if was_idle or (is_ending and caller.steps is None):
             caller.door.woken()
 
-    def _advance(self, caller: MeasuredCaller, poll: select.epoll) -> None:
+    def _advance(self, caller: WireCaller, poll: select.epoll) -> None:
         if caller.advance(self._measurement):
             self._free.append(caller)
         sock = caller.door.socket
