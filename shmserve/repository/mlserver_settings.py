@@ -8,9 +8,9 @@ every field.
 
 import os
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shmserve.errors import ConfigError, UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
@@ -49,7 +49,7 @@ class ModelSettings(Struct):
     name: str = ""
     inputs: tuple[MlserverTensor, ...] | None = None
     max_batch_size: int = 0
-    max_batch_time: float = 0.0
+    max_batch_time: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # in seconds
     parameters: _Parameters | None = None
 
     @property
@@ -113,9 +113,10 @@ def configuration(settings: ModelSettings, file: str, model: str) -> dict[str, A
     file. Raise ConfigError for settings without an equivalent."""
     where = f"model '{model}': {FILE}"
     if settings.name not in ("", model):
+        name = text_files.printable(settings.name)
         raise ConfigError(
-            f"{where}: name '{settings.name}' must be the folder's name: rename the folder, or"
-            f" write '{settings.name}=FOLDER' in model_repository"
+            f"{where}: name '{name}' must be the folder's name: rename the folder, or write"
+            f" '{name}=FOLDER' in model_repository"
         )
     batched = settings.max_batch_size > 1
     config: dict[str, Any] = {
@@ -139,9 +140,8 @@ def _entry(tensor: MlserverTensor, batched: bool, where: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": tensor.name}
     if tensor.datatype:
         if tensor.datatype not in DATATYPES:
-            raise ConfigError(
-                f"{where}: datatype '{tensor.datatype}' of input '{tensor.name}' is unknown"
-            )
+            datatype, name = map(text_files.printable, (tensor.datatype, tensor.name))
+            raise ConfigError(f"{where}: datatype '{datatype}' of input '{name}' is unknown")
         entry["data_type"] = DATATYPES[tensor.datatype].config_name
     if tensor.shape:
         entry["dims"] = tensor.shape[1:] if batched else (-1, *tensor.shape[1:])

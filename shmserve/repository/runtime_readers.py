@@ -30,8 +30,11 @@ class RuntimeReader(FolderReader):
         if mlserver_settings.read(folder, os.path.basename(directory)) is not None:
             return self._settings(directory, folder) is not None
         for file in self.kind.files:
+            path = os.path.join(folder, file)
+            if not os.path.isfile(path):  # a pipe would never open
+                continue
             try:
-                with open(os.path.join(folder, file), "rb") as opened:
+                with open(path, "rb") as opened:
                     if opened.read(len(self._begins)) == self._begins:
                         return True
             except OSError:

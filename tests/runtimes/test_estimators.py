@@ -210,6 +210,14 @@ def test_xgboost_needs_no_permission(tmp_path: Path, file: str) -> None:
 
 
 @pytest.mark.needs("xgboost")
+def test_an_input_without_rows_is_the_callers_mistake(tmp_path: Path) -> None:
+    model = xgboost_model("XGBClassifier", CLASSES)
+    backend, spec = load(folder(tmp_path, "model.json", model.save_model))
+    error = failure(ask(backend, spec, predict=X[:0]))
+    assert (error.code, error.message) == (Code.INVALID_ARGUMENT, "the input has no rows")
+
+
+@pytest.mark.needs("xgboost")
 def test_a_regressor_and_a_booster_of_xgboost(tmp_path: Path) -> None:
     model = xgboost_model("XGBRegressor", Y)
     for name, save in (("r", model.save_model), ("b", model.get_booster().save_model)):

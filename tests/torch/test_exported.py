@@ -1,7 +1,10 @@
 """Programs of torch.export and packages of AOTInductor, compared with the module's own answer."""
 
+import io
+import json
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import pytest
 
 from shmserve import repository
 from shmserve.errors import Code, ConfigError
+from shmserve.executor.backends.torch import archive_check
 from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from tests.servers import Server
 
@@ -168,8 +172,6 @@ def test_a_program_with_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return Path.touch, (ran,)
 
-    import io
-
     import torch
 
     saved = io.BytesIO()
@@ -220,6 +222,125 @@ def test_code_in_the_place_of_a_size_needs_permission(tmp_path: Path, size: str)
     rewritten(file, **{"models/model.json": (found.decode(), size)})
     with pytest.raises(ConfigError, match=r"holds code in the place of a size.*allow_model_code"):
         load(directory)
+
+
+GRAPH = "model/models/model.json"
+SAMPLES = "model/data/sample_inputs/model.pt"
+
+
+def members(file: Path | io.BytesIO) -> dict[str, bytes]:
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def archived(content: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def with_code(content: dict[str, bytes]) -> dict[str, bytes]:
+    code = b'"expr_str": "open(chr(49))%s"' % (b" " * 99)
+    return {**content, GRAPH: re.sub(rb'"expr_str": *"[^"]*"', code, content[GRAPH])}
+
+
+@pytest.fixture(scope="module")
+def adding(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the members of an archive."""
+    root = tmp_path_factory.mktemp("adding")
+    with warnings.catch_warnings(action="ignore"):
+        export(root / "m", "AddSub", *tensors(), rows=8)
+    return members(root / "m/1/model.pt2")
+
+
+def refused(tmp_path: Path, archive: bytes, reason: str) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.pt2").write_bytes(archive)
+    with pytest.raises(ConfigError, match=rf"'model.pt2' {reason}: .*allow_model_code"):
+        load(str(tmp_path / "m"))
+
+
+def test_a_graph_may_have_any_end(tmp_path: Path, adding: dict[str, bytes]) -> None:
+    content = with_code(adding)
+    content["model/models/model.other"] = content.pop(GRAPH)
+    refused(tmp_path, archived(content), "holds code in the place of a size")
+
+
+def test_an_archive_with_two_directories_hides_no_code(
+    tmp_path: Path, adding: dict[str, bytes]
+) -> None:
+    """zipfile reads the directory before the last record. torch reads the directory at the place in
+    the record."""
+    bad, good = archived(with_code(adding)), archived(adding)
+    bad_end, good_end = bad.rfind(b"PK\5\6"), good.rfind(b"PK\5\6")
+    (bad_start,) = struct.unpack_from("<I", bad, bad_end + 16)
+    (good_start,) = struct.unpack_from("<I", good, good_end + 16)
+    entries = bytearray(good[good_start:good_end])
+    at = 0
+    while at < len(entries):  # zipfile moves each member as far as the directory
+        (place,) = struct.unpack_from("<I", entries, at + 42)
+        struct.pack_into("<I", entries, at + 42, place + bad_start - good_start)
+        at += 46 + sum(struct.unpack_from("<HHH", entries, at + 28))
+    last = bytearray(good[good_end:])
+    struct.pack_into("<I", last, 16, bad_start)
+    archive = bad[:bad_end] + good[:good_start] + entries + last
+    assert members(io.BytesIO(archive)) == adding
+    refused(tmp_path, archive, "holds code in the place of a size")
+
+
+ADD = '"torch.ops.aten.add.Tensor"'
+GUARD, FUNCTION, NAME = (
+    "holds code in the place of a guard",
+    "calls other functions than operators",
+    "holds other names than plain ones",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"guards_code": [', '"guards_code": ["eval(chr(49))", ', GUARD),
+        ('"forward_arg_names": ["x"', '"forward_arg_names": ["x=eval(chr(49))"', NAME),
+        ('"name": "x"', '"name": "x=eval(chr(49))"', NAME),
+        (ADD, '"torch.os.system"', FUNCTION),
+        (ADD, '"torch.ops.load_library.__call__"', FUNCTION),
+        (ADD, '"torch.ops.load_library.__self__.load_library"', FUNCTION),
+        (ADD, '"_operator.call"', FUNCTION),
+    ],
+)
+def test_code_in_a_graph_needs_permission(
+    tmp_path: Path, adding: dict[str, bytes], old: str, new: str, reason: str
+) -> None:
+    assert old.encode() in adding[GRAPH]
+    changed = adding[GRAPH].replace(old.encode(), new.encode())
+    refused(tmp_path, archived({**adding, GRAPH: changed}), reason)
+
+
+def test_code_in_the_names_of_sample_inputs_needs_permission(tmp_path: Path) -> None:
+    import torch
+
+    x, y = tensors()
+    export(tmp_path / "own", "Dictionary", {"a": x, "b": y})
+    saved = io.BytesIO()
+    torch.save((({'"+eval(chr(49))+"': x, "b": y},), {}), saved)
+    content = {**members(tmp_path / "own/1/model.pt2"), SAMPLES: saved.getvalue()}
+    refused(tmp_path, archived(content), NAME)
+
+
+def test_texts_of_torchs_own_need_no_permission(tmp_path: Path, adding: dict[str, bytes]) -> None:
+    import torch
+
+    message = "Runtime assertion failed for expression u0 >= 0 on node 'ge'"
+    guard = "(2*L['x'].size()[0]) // 3 != L['y'].size()[1] and max(1, L['x'].stride()[0]) <= 8"
+    graph = json.loads(adding[GRAPH])
+    graph["graph_module"]["graph"]["nodes"][0]["inputs"][1]["arg"] = {"as_string": message}
+    graph["guards_code"].append(guard)
+    graph["range_constraints"]["2*s39 + 1"] = {"min_val": 1, "max_val": 8}
+    file = tmp_path / "model.pt2"
+    file.write_bytes(archived({**adding, GRAPH: json.dumps(graph).encode()}))
+    assert archive_check.code_in(torch, str(file)) == ""
 
 
 def test_a_constant_that_is_a_pickle_needs_permission(tmp_path: Path) -> None:

@@ -84,7 +84,13 @@ def test_fields_become_a_configuration(tmp_path: Path) -> None:
             {"inputs": [{"name": "x", "datatype": "FP31"}]},
             "datatype 'FP31' of input 'x' is unknown",
         ),
+        (
+            {"inputs": [{"name": "x\n", "datatype": "FP\x1b"}]},
+            r"datatype 'FP\x1b' of input 'x\n' is unknown",
+        ),
+        ({"name": "a\nb"}, r"name 'a\nb' must be the folder's name"),
         ({"max_batch_size": "many"}, "Expected `int`, got `str`"),
+        ({"max_batch_size": 4, "max_batch_time": 1e308}, "Expected `float` <= 1000000000.0"),
     ],
 )
 def test_wrong_fields_are_named(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
@@ -135,3 +141,9 @@ def test_a_file_of_another_library_beside_a_model_py_is_its_own_business(tmp_pat
     assert repository.read_folder(str(tmp_path / "m")).config.backend == "python"
     os.unlink(tmp_path / "m/1/model.py")
     assert repository.read_folder(str(tmp_path / "m")).config.backend == "sklearn"
+
+
+def test_a_pipe_is_no_model_file(tmp_path: Path) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "m/1/model.json")
+    assert "m" in repository.scan([str(tmp_path)]).failures

@@ -76,6 +76,8 @@ class MatrixBackend(ABC):
         try:
             (source,) = request.inputs.values()
             matrix = _values(source.numpy())
+            if not len(matrix):  # libraries fail, or tell other shapes
+                raise InvalidArgument("the input has no rows")
             given = {name: _rows(self._methods[name](matrix)) for name in request.requested}
             return Response(outputs=self._check.answer(request.requested, given))
         except Exception as ex:

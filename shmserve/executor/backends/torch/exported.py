@@ -133,13 +133,13 @@ def opened(torch: Any, path: str, ordinal: int | None, context: Context) -> Prog
     if the file is unreadable, for another device, or forbidden native code."""
     spec = context.spec
     try:
-        if reason := archive_check.code_in(path):
+        if reason := archive_check.code_in(torch, path):
             context.require_model_code(f"file '{spec.config.model_file}' {reason}")
         if reason == archive_check.NATIVE:
             os.environ.setdefault(_CHECK, "1")  # native code, too, sees torch's variables
             return _package(torch, path, ordinal, context)
         if not context.allow_model_code:
-            os.environ.setdefault(_SAFE, "1")
+            os.environ[_SAFE] = "1"
         return _exported(torch, path, ordinal, context)
     except pickle.UnpicklingError:  # with `_SAFE`, for objects other than tensors
         context.require_model_code(f"file '{spec.config.model_file}' holds a pickle")
@@ -158,6 +158,10 @@ def _exported(torch: Any, path: str, ordinal: int | None, context: Context) -> P
     tree = torch.utils._pytree
     with warnings.catch_warnings(action="ignore"):
         program = torch.export.load(path)
+        samples, _ = tree.tree_flatten_with_path(program.example_inputs)
+        if not archive_check.has_plain_paths(tree.keystr(at) for at, _ in samples):
+            file = context.spec.config.model_file
+            context.require_model_code(f"file '{file}' holds other names than plain ones")
         if ordinal is not None:
             from torch.export.passes import move_to_device_pass
 
