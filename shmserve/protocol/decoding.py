@@ -14,6 +14,8 @@ import msgspec
 
 from shmserve.errors import UnreadableMessage
 
+_OF_BYTES = (msgspec.MsgspecError, UnicodeError, RecursionError)  # causes: the bytes alone
+
 Bytes = bytes | memoryview
 Decode = Callable[[Bytes], Any]
 
@@ -25,15 +27,17 @@ def msgpack_decoder(kind: Any) -> Decode:
 
 def json_decoder(kind: Any = Any, hook: Callable[[Any, Any], Any] | None = None) -> Decode:
     """Return a decoder from JSON to a `kind` that raises only `UnreadableMessage`. `hook`: makes
-    values of types that msgspec does not know (`dec_hook`)."""
-    return _guarded(msgspec.json.Decoder(kind, dec_hook=hook).decode)
+    values of types that msgspec does not know (`dec_hook`). With a hook, other errors of the hook
+    and of the kind's own code, such as `__post_init__`, pass through."""
+    decode = msgspec.json.Decoder(kind, dec_hook=hook).decode
+    return _guarded(decode) if hook is None else _guarded(decode, _OF_BYTES)
 
 
-def _guarded(decode: Decode) -> Decode:
+def _guarded(decode: Decode, errors: tuple[type[Exception], ...] = (Exception,)) -> Decode:
     def guarded(data: Bytes) -> Any:
         try:
             return decode(data)
-        except Exception as ex:
+        except errors as ex:
             raise UnreadableMessage(str(ex)) from None
 
     return guarded

@@ -125,7 +125,7 @@ def with_models(made: dict[str, Any], specs: Iterable[ModelSpec]) -> dict[str, A
     for spec in specs:
         schemas = decode_schemas(spec.parameters[SCHEMA_PARAMETER])
         paths[f"/models/{quote(spec.name, '')}"] = {"post": _model_operation(spec, schemas)}
-        components["schemas"] = components["schemas"] | schemas.components
+        components["schemas"] = schemas.components | components["schemas"]  # the first wins
     return made | {"paths": paths, "components": components}
 
 
@@ -137,7 +137,7 @@ def _model_operation(spec: ModelSpec, schemas: JsonCallSchemas) -> dict[str, Any
     answer = {EVENTS: {}} if spec.decoupled else {JSON: {"schema": schemas.answer}}
     failed = {JSON: {"schema": {"$ref": _SCHEMA.format(name=Error.__name__)}}}
     return {
-        "operationId": re.sub(r"\W+", "_", f"post_models_{spec.name}"),
+        "operationId": f"post_model:{spec.name}",  # unique: "a-b" and "a_b" are two models
         "summary": schemas.summary or f"Model {spec.name}",
         "tags": ["inference"],
         "x-action": ACTION_OF["inference"],

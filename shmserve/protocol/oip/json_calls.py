@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder, msgpack_decoder
@@ -24,8 +24,9 @@ from shmserve.tensor.spec import ModelSpec
 JSON_TENSOR = "json"
 SCHEMA_PARAMETER = "json_schema"
 MAX_SCHEMA_BYTES = 64 << 10
+MAX_PARTS = 64  # of a form
 _SAMPLES = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "array": []}
-_SAMPLE_DEPTH = 4  # objects within each other
+_SAMPLE_DEPTH = 4  # objects and choices within each other
 _FORM_BEGIN = 0x80  # below this value: the first bytes of JSON texts
 
 Parts = Sequence[tuple[str, bytes]]
@@ -49,7 +50,7 @@ class JsonCallSchemas(Struct, frozen=True, omit_defaults=True):
 
 
 _decode = json_decoder(JsonCallSchemas)
-_parts = msgpack_decoder(list[tuple[str, bytes]])
+_parts = msgpack_decoder(Annotated[list[tuple[str, bytes]], Meta(max_length=MAX_PARTS)])
 
 
 def takes_json(spec: ModelSpec) -> bool:
@@ -80,16 +81,21 @@ def decode_schemas(text: str) -> JsonCallSchemas:
 
 
 def sample(schemas: JsonCallSchemas) -> Any:
-    """Return a small body that fits the schema if no constraint forbids empty values."""
-    return _sample(schemas.body, schemas.components, _SAMPLE_DEPTH)
+    """Return a small body that fits the schema if no constraint forbids empty values. Return an
+    empty body for a schema that cannot be read, since a configuration may hold any text."""
+    try:
+        return _sample(schemas.body, schemas.components, _SAMPLE_DEPTH)
+    except (AttributeError, LookupError, TypeError):
+        return {}
 
 
 def _sample(schema: dict[str, Any], components: dict[str, Any], depth: int) -> Any:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     schema = components.get(name, schema)
-    options = schema.get("anyOf") or schema.get("enum")
-    if options:
-        return _sample(options[0], components, depth) if "anyOf" in schema else options[0]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema and depth:
+        return _sample(schema["anyOf"][0], components, depth - 1)
     kind = schema.get("type", "object")
     if kind != "object" or not depth:
         return _SAMPLES.get(kind)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
+from shmserve.errors import Code, ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import BatchForm
 from shmserve.protocol.oip import json_calls
 from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure, load
@@ -32,7 +32,7 @@ class Asker:
     """A loaded model on plain values. `ask` returns the answer, or raises the error."""
 
     def __init__(self, folder: Path, code: str) -> None:
-        (folder / "m/1").mkdir(parents=True)
+        (folder / "m/1").mkdir(parents=True, exist_ok=True)
         (folder / "m/1/model.py").write_text(HEAD + dedent(code))
         self.backend, self.spec = load(str(folder / "m"))
 
@@ -84,6 +84,9 @@ def test_arguments_are_keys(tmp_path: Path) -> None:
         (b"\xc1", "."),
         (json_calls.encode_form([("text", b"a"), ("text", b"b")]), "part 'text' 2 times"),
         (json_calls.encode_form([("other", b"a")]), "a part 'other'"),
+        (json_calls.encode_form([("times", b"2")] * 65), "neither JSON nor a form of at most 64"),
+        (b"\xef\xbb\xbf{}", "neither JSON nor a form"),
+        ({"x" * 10_000: 1}, "^.{1,500}$"),
         (json_calls.encode_form([("text", b"\xff")]), "part 'text' of the form is not UTF-8"),
         (json_calls.encode_form([("text", b"a"), ("times", b"x")]), r"`\$.times`"),
     ],
@@ -113,6 +116,50 @@ def test_an_object_is_the_body(tmp_path: Path, kind: str) -> None:
     if "msgspec" in kind:
         assert model.schemas.body == {"$ref": "#/components/schemas/m.Body"}
         assert model.schemas.components.keys() == {"m.Body"}
+
+
+def test_arguments_may_be_missing_without_a_default(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(a: int | None, b: int = 2) -> Any: return [a, b]")
+    assert model.ask({}) == [None, 2]
+    assert model.ask({"a": 3}) == [3, 2]
+
+
+def test_methods_of_the_class(tmp_path: Path) -> None:
+    code = """
+    class A:
+        @classmethod
+        def predict(cls, a: int, b: int) -> Any: return [cls.__name__, a, b]
+    """
+    assert Asker(tmp_path, code).ask({"a": 1, "b": 2}) == ["A", 1, 2]
+
+
+@pytest.mark.parametrize("batch", ["", "@batched(4)"])
+def test_errors_of_the_types_own_code(tmp_path: Path, batch: str) -> None:
+    hint = "list[A]" if batch else "A"
+    code = f"""
+    @dataclass
+    class A:
+        x: int
+        def __post_init__(self): {{}}["/etc/passwd"]
+    {batch}
+    def f(a: {hint}) -> {hint}: return a
+    """
+    model = Asker(tmp_path, code)
+    text = np.array([[b'{"x": 1}']] if batch else [b'{"x": 1}'], object)
+    error = failure(ask(model.backend, model.spec, json=text))
+    assert (error.code, error.message) == (Code.INTERNAL, "KeyError: '<path>'")
+
+
+def test_a_struct_may_be_called_model(tmp_path: Path) -> None:
+    code = "class Model(BaseModel):\n    x: int\ndef f(m: Model) -> int: return m.x"
+    assert Asker(tmp_path, code).ask({"x": 5}) == 5
+
+
+def test_max_batch_size_needs_a_batched_function(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.pbtxt").write_text("max_batch_size: 4")
+    with pytest.raises(ConfigError, match=r"max_batch_size is 4 .* without @batched"):
+        Asker(tmp_path, "def f(x: int) -> int: return x")
 
 
 def test_a_dict_is_the_body(tmp_path: Path) -> None:
@@ -170,6 +217,8 @@ def test_forms(tmp_path: Path) -> None:
     assert model.form(*lists) == ["", None, 1.0, "", 2, [1, 2]]
     assert model.form(("image", b""), ("ids", b"[1, 2]"), ("more", b"x"))[4:] == [1, [1, 2]]
     assert model.ask({"image": "/wA="})[0] == "ff00", "base64 in JSON"
+    with pytest.raises(InvalidArgument, match=r"^part 'box' of the form: "):
+        model.form(("image", b""), ("box", b"{"))
 
 
 def test_streams(tmp_path: Path) -> None:
@@ -189,6 +238,8 @@ def test_batches(tmp_path: Path) -> None:
     def f(x: list[int], y: list[int | None]) -> list[list[int | None]]:
         if 99 in x:
             return []
+        if 98 in x:
+            return [object() if a == 98 else a for a in x]
         return [[a, b, len(x)] for a, b in zip(x, y)]
     """
     model = Asker(tmp_path, code)
@@ -210,6 +261,8 @@ def test_batches(tmp_path: Path) -> None:
     assert [type(error) for error in asked("[]", "{}")] == [InvalidArgument] * 2
     with pytest.raises(ShmserveError, match="must return a list of 1 answers"):
         asked('{"x": 99, "y": 1}')
+    without_json, good = asked('{"x": 98, "y": 1}', '{"x": 1, "y": 1}')
+    assert (type(without_json), good) == (Internal, 1)
     two = FakeBackendRequest(("json",), json=np.array([[b"{}"], [b"{}"]], object))
     (answer,) = model.backend.execute([two])
     assert "2 bodies: send one" in failure(answer).message
@@ -232,6 +285,11 @@ def test_the_request_beside_values(tmp_path: Path) -> None:
         ("@batched(4)\ndef f(x: int) -> list[int]: ...", r"'x' of a batched .*: write list\[int\]"),
         ("@batched(4)\ndef f(x: list[int]) -> str: ...", r"the answer of a batched .* list\[str\]"),
         ("@batched(4)\ndef f(x: list[int]) -> Iterator[list[int]]: ...", "with one answer"),
+        (
+            "@batched(4)\ndef f(x: list) -> list[int]: ...",
+            r"'x' of a batched .*: write list\[str\]",
+        ),
+        ("import typing\ndef f() -> typing.Iterator: ...", "f yields unknown answers: write"),
     ],
 )
 def test_hints_that_json_cannot_carry(tmp_path: Path, code: str, reason: str) -> None:
@@ -245,3 +303,17 @@ def test_schemas_that_are_too_large_or_nonsense() -> None:
     text = json_calls.encode_schemas(large)
     assert json_calls.decode_schemas(text) == json_calls.JsonCallSchemas(files=("f",))
     assert json_calls.decode_schemas("{") == json_calls.JsonCallSchemas()
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ('{"body":{"anyOf":[{"$ref":"#/A"}]},"components":{"A":{"anyOf":[{"$ref":"#/A"}]}}}', None),
+        ('{"body":{"properties":[1],"required":["a"]}}', {}),
+        ('{"body":{"type":[1]}}', {}),
+        ('{"body":{"$ref":"x"},"components":{"x":5}}', {}),
+        ('{"body":{"enum":{"a":1}}}', {}),
+    ],
+)
+def test_samples_of_odd_schemas(text: str, body: Any) -> None:
+    assert json_calls.sample(json_calls.decode_schemas(text)) == body

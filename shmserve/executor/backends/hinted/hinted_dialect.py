@@ -19,13 +19,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
+from shmserve.errors import ConfigError, Internal, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.hinted.array_hints import ArrayCall, has_array
 from shmserve.executor.backends.hinted.json_hints import JsonCall, summary_of
@@ -99,8 +98,8 @@ class HintedBatch(HintedModel):
         for request in requests:
             try:
                 results.append(call.arguments(request))
-            except InvalidArgument as ex:
-                results.append(without_frames(ex))
+            except Exception as ex:  # of the hints' own code as well, such as `__post_init__`
+                results.append(without_frames(from_exception(ex, _log, "infer failed")))
         places = [n for n, result in enumerate(results) if isinstance(result, dict)]
         if not places:
             return results
@@ -112,7 +111,10 @@ class HintedBatch(HintedModel):
         if not isinstance(answers, list) or len(answers) != len(places):
             raise Internal(f"a batched function must return a list of {len(places)} answers")
         for place, answer in zip(places, answers, strict=True):
-            results[place] = call.answer(answer)
+            try:
+                results[place] = call.answer(answer)
+            except Internal as ex:  # an answer without a JSON form fails alone
+                results[place] = without_frames(ex)
         return results
 
 
@@ -144,7 +146,7 @@ class HintedStream(HintedModel):
             for answer in answers:
                 yield self.served.call.answer(answer)
         finally:
-            with suppress(AttributeError):  # an iterator without `close`
+            if hasattr(answers, "close"):
                 answers.close()
 
 

@@ -16,10 +16,12 @@ from msgspec.structs import replace
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
 from shmserve.executor.backends.hinted.array_hints import set_batching
 from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
+from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.oip.json_calls import (
     JSON_TENSOR,
+    MAX_PARTS,
     SCHEMA_PARAMETER,
     JsonCallSchemas,
     decode_form,
@@ -61,6 +63,8 @@ class JsonCall:
         config.add_output(_TENSOR)
         if self._signature.batching:
             set_batching(config.as_dict(), self._signature.batching)
+        elif size := config.as_dict().get("max_batch_size"):
+            raise ValueError(f"max_batch_size is {size} in the configuration, without @batched")
         parameters = config.as_dict().setdefault("parameters", {})
         parameters[SCHEMA_PARAMETER] = {"string_value": encode_schemas(self._schemas)}
         return config
@@ -76,17 +80,18 @@ class JsonCall:
             value = self._of_form(body) if is_form(body) else self._decode(body or b"{}")
         except (UnreadableMessage, msgspec.ValidationError) as ex:
             text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
-            raise InvalidArgument(text) from None
+            raise InvalidArgument(one_line(text)) from None  # the text may quote a long value
         if self._root:
             return {self._root: value}
-        given = {name: getattr(value, name) for name in self._fields}
-        return {name: item for name, item in given.items() if item is not UNSET}
+        given = {a.name: getattr(value, a.name) for a in self._signature.arguments}
+        defaults = {a.name: a.default for a in self._signature.arguments}
+        return {n: defaults[n] if item is UNSET else item for n, item in given.items()}
 
     def answer(self, result: Any) -> dict[str, Any]:
         """Return an answer as JSON. Raise Internal if the answer holds an unknown type."""
         try:
             text = self._encode(result)
-        except (TypeError, ValueError, RecursionError) as ex:
+        except (TypeError, ValueError, OverflowError, RecursionError) as ex:
             raise Internal(f"the answer has no JSON form: {ex}") from None
         shape = (1, 1) if self._signature.batching else (1,)
         return {JSON_TENSOR: object_array([text], shape)}
@@ -94,7 +99,13 @@ class JsonCall:
     def _of_form(self, body: bytes) -> Any:
         """Return the value of a form. Text becomes the field's type."""
         given: dict[str, list[bytes]] = {}
-        for name, content in decode_form(body):
+        try:
+            parts = decode_form(body)
+        except UnreadableMessage:
+            raise InvalidArgument(
+                f"the body is neither JSON nor a form of at most {MAX_PARTS} parts"
+            ) from None
+        for name, content in parts:
             if name not in self._fields:
                 raise InvalidArgument(
                     f"the form has a part '{name}', and no argument has this name"
@@ -114,10 +125,10 @@ def _of_one_caller(signature: HintedSignature) -> HintedSignature:
 
 
 def _element(hint: Any, where: str) -> Any:
-    if typing.get_origin(hint) is not list:
+    if typing.get_origin(hint) is not list or not typing.get_args(hint):
         raise ConfigError(
             f"{where} of a batched function must be a list, with an element for each caller: write"
-            f" list[{getattr(hint, '__name__', hint)}]"
+            f" list[{'str' if hint in (list, typing.List) else getattr(hint, '__name__', hint)}]"  # noqa: UP006
         )
     return typing.get_args(hint)[0]
 
@@ -170,7 +181,10 @@ def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> A
     if any(isinstance(kind, kinds.BytesType | kinds.ByteArrayType) for kind in types):
         return parts[0]
     if any(isinstance(kind, _FROM_JSON) for kind in types):
-        return _any_json(parts[0])
+        try:
+            return _any_json(parts[0])
+        except UnreadableMessage as ex:
+            raise InvalidArgument(f"part '{name}' of the form: {ex.message}") from None
     try:
         return parts[0].decode()
     except UnicodeDecodeError:

@@ -79,7 +79,8 @@ def signature_of(target: Callable[..., Any]) -> HintedSignature:
     function, bound = target, False
     if isinstance(target, type):
         function = getattr(target, METHOD)
-        bound = not isinstance(inspect.getattr_static(target, METHOD), staticmethod)
+        static = inspect.getattr_static(target, METHOD)
+        bound = not isinstance(static, staticmethod | classmethod)
     inner = inspect.unwrap(function)
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
         raise ConfigError(f"{function.__name__} is async: write def, which runs in a process apart")
@@ -94,6 +95,8 @@ def signature_of(target: Callable[..., Any]) -> HintedSignature:
         raise ConfigError(f"{function.__name__} has no hint of its answer: write -> and a type")
     answer, streams = plain(hints["return"]), inspect.isgeneratorfunction(inner)
     if typing.get_origin(answer) in _STREAMS:
+        if not typing.get_args(answer):
+            raise ConfigError(f"{function.__name__} yields unknown answers: write -> Iterator[...]")
         answer, streams = typing.get_args(answer)[0], True
     return HintedSignature(
         tuple(argument for argument in arguments if argument.hint is not ModelRequest),

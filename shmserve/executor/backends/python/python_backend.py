@@ -129,19 +129,18 @@ def _dialect(module: ModuleType, spec: ModelSpec) -> Dialect:
         from shmserve.executor.backends.triton.dialect import TritonDialect
 
         return TritonDialect(triton)
-    if not isinstance(native, type) or (
-        hasattr(native, "predict") and not hasattr(native, "infer")
-    ):
+    if not isinstance(native, type) or not hasattr(native, "infer"):
         from shmserve.executor.backends.hinted.hinted_dialect import HintedDialect
         from shmserve.executor.backends.hinted.signatures import find_target
 
         target = find_target(module)
-        if target is None:
+        if target is not None:
+            return HintedDialect(target)
+        if not isinstance(native, type):
             raise ConfigError(
                 f"model '{spec.name}' has neither a class TritonPythonModel nor a class Model, "
                 "nor a function or a class with a method predict"
             )
-        return HintedDialect(target)
     if spec.decoupled:
         from shmserve.executor.backends.native.stream_dialect import NativeStreamDialect
 

@@ -22,12 +22,13 @@ from tests import fake_dispatch, fake_models
 from tests.fake_dispatch import FakeRequest
 from tests.unit.http_client import Client, error_of
 
+HOSTILE = {"type": "string"}
 SCHEMAS = json_calls.JsonCallSchemas(
     "Doubles a number",
     {"$ref": "#/components/schemas/echo.Body"},
     {"type": "integer"},
     ("image",),
-    {"echo.Body": {"type": "object"}},
+    {"echo.Body": {"type": "object"}, "Error": HOSTILE},
 )
 
 
@@ -53,6 +54,7 @@ def spec(name: str, decoupled: bool = False) -> Any:
 def make_client(**settings: Any) -> Client:
     client = Client(Settings(**settings))
     models = [*fake_models.models(), (spec("echo"), echo), (spec("stream", True), stream)]
+    models += [(spec(name), echo) for name in ("a-b", "a_b", "name")]
     other = fake_dispatch.FakeDispatcher(models)
     vars(client.dispatcher).update(vars(other))
     return client
@@ -155,7 +157,7 @@ def test_the_category_is_inference() -> None:
 
 def test_the_api_document_follows_the_models(client: Client) -> None:
     document = client.get("/openapi.json").json
-    validate(document)
+    validate(document)  # operation ids are unique
     operation = document["paths"]["/models/echo"]["post"]
     assert (operation["summary"], operation["x-action"]) == ("Doubles a number", "use")
     assert operation["requestBody"]["content"]["application/json"]["schema"] == SCHEMAS.body
@@ -163,6 +165,7 @@ def test_the_api_document_follows_the_models(client: Client) -> None:
     assert document["components"]["schemas"]["echo.Body"] == {"type": "object"}
     events = document["paths"]["/models/stream"]["post"]["responses"]["200"]["content"]
     assert events == {"text/event-stream": {}}
+    assert document["components"]["schemas"]["Error"] != HOSTILE
     plain = Client().get("/openapi.json").json["paths"]
     assert "/models/{name}" in plain
     assert "/models/echo" not in plain

@@ -10,9 +10,8 @@ from falcon.media.multipart import MultipartParseOptions
 
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.openapi import FORM
-from shmserve.protocol.oip.json_calls import Parts
+from shmserve.protocol.oip.json_calls import MAX_PARTS, Parts
 
-MAX_PARTS = 64
 MAX_PART_HEADER_BYTES = 4096
 MAX_NAME = 256  # characters
 FORM_COST = 3  # heap bytes per byte: the body, the parts, and the parts as one tensor
