@@ -47,7 +47,7 @@ backend {door}_alone
 frontend {door}_alone
     bind abns@shmserve-{door}-{port} accept-proxy{proto}
     {within}
-    use_backend {door}_model_%[{model}] if {{ {named} }}
+    {rules}
     default_backend {nodes}
 """
 
@@ -70,8 +70,8 @@ _HTTP = {
     "client": "option forwardfor",
     "within": "log global",
     "alone": "option http-server-close",
-    "model": "path,field(4,/)",
-    "named": "path_beg /v2/models/",
+    "rules": "use_backend http_model_%[path,field(4,/)] if { path_beg /v2/models/ }\n"
+    "    use_backend http_model_%[path,field(3,/)] if { path_beg /models/ }",
     "retry": "option http-buffer-request\n    retry-on conn-failure 503",
 }
 # gRPC statuses come in trailers, and streams may be silent for long. HAProxy 2.6 obeys a template's
@@ -83,8 +83,7 @@ _GRPC = {
     "client": "timeout client 1h",
     "within": "timeout client 1h",
     "alone": "timeout server 1h",
-    "model": "req.hdr(x-model)",
-    "named": "req.hdr(x-model) -m found",
+    "rules": "use_backend grpc_model_%[req.hdr(x-model)] if { req.hdr(x-model) -m found }",
     "retry": "timeout server 1h\n    retry-on conn-failure",
 }
 

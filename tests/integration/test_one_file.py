@@ -31,7 +31,7 @@ TEXT = (Path(__file__).parent / "beside.txt").read_text()
 
 
 class Scaled:
-    @batched(max_size=64, delay_ms=50)
+    @batched(max_size=64, delay_ms=200)
     def predict(self, rows: Rows) -> tuple[Rows, Annotated[NDArray[np.int32], Shape("batch", 1)]]:
         return rows * FACTOR, np.full((len(rows), 1), len(rows), np.int32)
 """
@@ -185,7 +185,7 @@ BATCH = """
 from shmserve.model import batched
 
 
-@batched(max_size=64, delay_ms=50)
+@batched(max_size=64, delay_ms=200)
 def lengths(text: list[str]) -> list[tuple[int, int]]:
     return [(len(one), len(text)) for one in text]
 """

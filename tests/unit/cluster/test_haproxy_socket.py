@@ -173,6 +173,8 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServe
 
 @contextmanager
 def one_model() -> Iterator[Address]:
+    OneModel.begun.clear()
+    OneModel.may_end.clear()
     with served(OneModel) as server:
         try:
             yield Address("127.0.0.1", server.server_port, server.server_port)
@@ -180,13 +182,16 @@ def one_model() -> Iterator[Address]:
             OneModel.may_end.set()
 
 
-def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(settings, balancer):
+@pytest.mark.parametrize("path", ["/v2/models/digits/infer", "/models/digits"])
+def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(
+    settings, balancer, path
+):
     name = "http_model_digits"
     with one_model() as address:
         balancer.route({name: {address: 1}})
         host, _, port = settings.haproxy_http_bind.rpartition(":")
         client = http.client.HTTPConnection(host, int(port), timeout=60)
-        client.request("POST", "/v2/models/digits/infer", b"{}")
+        client.request("POST", path, b"{}")
         assert OneModel.begun.wait(60)
         balancer.route({name: {}})
         for _ in range(6):  # checks: `fall` of them and more

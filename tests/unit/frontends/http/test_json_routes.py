@@ -16,6 +16,7 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import InvalidArgument, ModelFailure
 from shmserve.frontends.http.routes.inference import form_parts
 from shmserve.protocol.oip import json_calls
+from shmserve.protocol.oip.json_calls import MAX_PARTS
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import TensorSpec
 from tests import fake_dispatch, fake_models
@@ -176,7 +177,7 @@ def test_the_api_document_follows_the_models(client: Client) -> None:
 NAMES = st.text("abcxyz_09", min_size=1, max_size=20)
 
 
-@given(st.lists(st.tuples(NAMES, st.binary(max_size=200)), max_size=form_parts.MAX_PARTS))
+@given(st.lists(st.tuples(NAMES, st.binary(max_size=200)), max_size=MAX_PARTS))
 def test_forms_are_read_as_they_were_written(parts: list[tuple[str, bytes]]) -> None:
     parts = [(name, content.replace(b"\r\n--limit", b"")) for name, content in parts]
     assert form_parts.form_parts(*form(*parts)) == parts
@@ -203,7 +204,7 @@ def test_other_bytes_are_refused_or_bounded(body: bytes) -> None:
         parts = form_parts.form_parts(body, "multipart/form-data; boundary=limit")
     except InvalidArgument:
         return
-    assert len(parts) <= form_parts.MAX_PARTS
+    assert len(parts) <= MAX_PARTS
     assert sum(len(content) for _, content in parts) <= len(body)
     assert all(0 < len(name) <= form_parts.MAX_NAME for name, _ in parts)
 
@@ -216,7 +217,7 @@ NAMED = b'Content-Disposition: form-data; name="a"'
 @pytest.mark.parametrize(
     ("body", "kind", "reason"),
     [
-        (form(*[("a", b"")] * (form_parts.MAX_PARTS + 1))[0], "boundary=limit", "maximum number"),
+        (form(*[("a", b"")] * (MAX_PARTS + 1))[0], "boundary=limit", "maximum number"),
         (BEGIN + NAMED + b"\r\nX: " + b"x" * 5000 + b"\r\n\r\n" + END, "boundary=limit", "headers"),
         (BEGIN + NAMED + b"\r\n\r\nabc", "boundary=limit", "structure"),
         (b"", "boundary=limit", "structure"),
