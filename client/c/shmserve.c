@@ -42,7 +42,7 @@
 #define NEVER INT64_MAX
 #define ANSWER_NS (5 * SECOND) /* longest wait for a reply on the client socket */
 #define PAUSE_NS (50 * MS)     /* between attempts to reach a server that restarts */
-#define TRY_NS (200 * MS)      /* longest wait for a new lane where the caller does not want to wait */
+#define TRY_NS (200 * MS)      /* longest wait for the server where the caller wants to wait less */
 #define GRACE_NS (5 * SECOND)  /* beyond the server's own limit, for the server's own error */
 #define LATE_NS (1 * SECOND)   /* after which an executor that does not answer a cancelled request counts as stuck */
 
@@ -828,7 +828,7 @@ static shmserve_code connect_and_greet(shmserve_client *client, int64_t until, s
 /* Ask the server, in the caller's turn, and connect again where that is needed. `patience_ns`: how long to try. */
 static shmserve_code ask(shmserve_client *client, const Writer *question, int fd, const char *expected, int64_t until,
                          int64_t patience_ns, Reader *reader, size_t *items, int *received, shmserve_error *error) {
-    int64_t give_up = earlier(until, after(now_ns(), patience_ns));
+    int64_t give_up = after(now_ns(), patience_ns);
     *received = -1;
     for (;;) {
         int64_t end = earlier(until, now_ns() + ANSWER_NS);
@@ -840,11 +840,12 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
         if (code && !local.http_status) disconnect(client), answered = false;
         if (answered) client->patience_ns = client->reconnect_ns;
         bool again = !answered && (code == SHMSERVE_UNAVAILABLE || code == SHMSERVE_DEADLINE_EXCEEDED);
-        if (again && now_ns() < give_up) {
-            wait_for(-1, 0, earlier(give_up, now_ns() + PAUSE_NS));
+        int64_t now = now_ns();
+        if (again && now < give_up && now < until) {
+            wait_for(-1, 0, earlier(earlier(until, give_up), now + PAUSE_NS));
             continue;
         }
-        if (again) client->patience_ns = 0;
+        if (again && patience_ns && now >= give_up) client->patience_ns = 0; /* not where the caller's own time was shorter */
         if (code && error) *error = local;
         return code;
     }
@@ -1252,10 +1253,11 @@ typedef struct {
     State state;     /* it and `number` change under the lane's guard */
     uint64_t number;
     atomic_bool cancelled;
+    bool cancel_sent; /* changes under the guard */
     bool answered, hold_credit, died, registered_again;
     void *user;
     int64_t deadline, given_up_at;
-    uint32_t attempts, credit, taken; /* taken: answers without credit */
+    uint32_t attempts, credit, taken, given; /* taken: answers without credit; given: credit of these, to be sent */
     size_t size, timeout_at; /* of the packet; where its timeout_ns is, 0: without limit */
     size_t use_count, window_count;
     uint8_t *scratch; /* memory of the pool for inputs that lie elsewhere; NULL: none yet */
@@ -1279,7 +1281,7 @@ struct shmserve_lane {
     int64_t give_up_at, retry_at; /* while no lane could be opened; else 0 */
     int64_t opened_at;
     Opened opened;
-    uint64_t last_number, owed; /* owed: stream whose last answer's credit is due */
+    uint64_t last_number;
     size_t live; /* calls without a final answer */
     Look look;
     shmserve_answer answer;
@@ -1322,7 +1324,7 @@ static Outcome look_for_packet(shmserve_lane *lane, int64_t began, int64_t end, 
         sched_yield();
     }
     atomic_fetch_sub(&lane->client->looking, 1);
-    look->quick++;
+    if (look->quick <= ACTIVE) look->quick++;
     if (outcome != TIMEOUT && look->quick > ACTIVE) look->account_ns += (now - began) / 4;
     else look->account_ns -= now - began;
     return outcome;
@@ -1338,7 +1340,7 @@ static Outcome receive(shmserve_lane *lane, int64_t until, size_t *size) {
     while (outcome == TIMEOUT && wait_for(lane->fd, POLLIN, until)) outcome = receive_now(lane->fd, lane->packet, size);
     int64_t took = now_ns() - began;
     look->is_short = took < lane->client->look_ns;
-    if (!looked || !look->is_short) look->quick = took < QUICK_NS && !looked ? look->quick + 1 : 0;
+    if (!looked || !look->is_short) look->quick = took < QUICK_NS && !looked ? look->quick + (look->quick <= ACTIVE) : 0;
     return outcome;
 }
 
@@ -1479,6 +1481,7 @@ static shmserve_code check(const shmserve_request *request, shmserve_error *erro
             return fail(error, SHMSERVE_INVALID_ARGUMENT, "input '%s': rank %zu, or no shape", name, input->rank);
         if (!*shmserve_datatype_name(input->datatype))
             return fail(error, SHMSERVE_INVALID_ARGUMENT, "input '%s': datatype %d", name, (int)input->datatype);
+        if (input->nbytes > SIZE_MAX / (2 * most)) return fail(error, SHMSERVE_INVALID_ARGUMENT, "input '%s' is too large", name);
         if (input->nbytes && !input->data) return fail(error, SHMSERVE_INVALID_ARGUMENT, "input '%s' has no data", name);
     }
     return SHMSERVE_OK;
@@ -1488,6 +1491,8 @@ static shmserve_code check(const shmserve_request *request, shmserve_error *erro
  * request may still write to. */
 static shmserve_code prepare(shmserve_lane *lane, Call *call, const shmserve_request *request, shmserve_error *error) {
     shmserve_client *client = lane->client;
+    shmserve_error local;
+    if (!error) error = &local;
     size_t total = 0;
     for (int copying = 0; copying < 2; copying++) {
         size_t offset = 0;
@@ -1505,7 +1510,7 @@ static shmserve_code prepare(shmserve_lane *lane, Call *call, const shmserve_req
         if (copying || (call->scratch && call->scratch_size >= total)) continue;
         shmserve_free(client, call->scratch);
         call->scratch = allocate(client, total, call->deadline, error);
-        if (!call->scratch) return error ? error->code : SHMSERVE_RESOURCE_EXHAUSTED;
+        if (!call->scratch) return error->code;
         call->scratch_size = total;
     }
     for (size_t i = 0; i < request->output_count; i++) {
@@ -1533,6 +1538,7 @@ static void call_failed(shmserve_lane *lane, Call *call, shmserve_code code, con
 /* Close the lane's socket. Calls that the server has are lost, or are sent again where that is allowed. */
 static void lane_lost(shmserve_lane *lane, shmserve_code code) {
     pthread_mutex_lock(&lane->guard);
+    if (lane->epoll >= 0 && lane->fd >= 0) epoll_ctl(lane->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a child may have it too */
     close_fd(lane->fd);
     lane->fd = -1;
     pthread_mutex_unlock(&lane->guard);
@@ -1579,7 +1585,9 @@ static void send_call(shmserve_lane *lane, Call *call) {
     pthread_mutex_unlock(&lane->guard);
     if (cancelled) cancel_unsent(lane, call);
     if (outcome == DONE) call->attempts++;
-    if (outcome == GONE) lane_lost(lane, SHMSERVE_ABORTED);
+    if (outcome != GONE) return;
+    if (count_calls(lane, SENT)) lane->leaving = true; /* their answers may be there: the lane is lost when all is read */
+    else lane_lost(lane, SHMSERVE_ABORTED);
 }
 
 /* Ask the server once for a lane. */
@@ -1590,12 +1598,13 @@ static shmserve_code open_once(shmserve_lane *lane, int64_t until, shmserve_erro
     put_array(&w, 3), put_text(&w, "OpenLane"), put_text(&w, lane->model), put_text(&w, lane->version);
     if (!begin_turn(client, until)) return busy(error);
     Reader r;
+    Opened opened;
     size_t items;
     int fd = -1;
     shmserve_code code = SHMSERVE_OK;
     if (client->control >= 0 && !client->has_lanes) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server has no lanes");
     if (!code) code = ask(client, &w, -1, "LaneOpened", until, 0, &r, &items, &fd, error);
-    if (!code && (fd < 0 || !is_seqpacket(fd) || !decode_opened(&r, items, &lane->opened))) {
+    if (!code && (fd < 0 || !is_seqpacket(fd) || !decode_opened(&r, items, &opened))) {
         close_fd(fd);
         disconnect(client);
         code = outcome_failed(error, VIOLATION);
@@ -1612,11 +1621,12 @@ static shmserve_code open_once(shmserve_lane *lane, int64_t until, shmserve_erro
     pthread_mutex_lock(&lane->guard);
     lane->fd = fd;
     pthread_mutex_unlock(&lane->guard);
+    lane->opened = opened;
     lane->opened_at = now_ns();
     return SHMSERVE_OK;
 }
 
-/* Try to open the lane. Return OK; UNAVAILABLE with `retry_at` set: try again then; or why no lane will be there. */
+/* Try to open the lane. Return OK; a failure with `retry_at` set: try again then; or why no lane will be there. */
 static shmserve_code open_lane(shmserve_lane *lane, int64_t until, shmserve_error *error) {
     int64_t now = now_ns();
     if (lane->retry_at > now) return SHMSERVE_UNAVAILABLE;
@@ -1626,7 +1636,7 @@ static shmserve_code open_lane(shmserve_lane *lane, int64_t until, shmserve_erro
     bool again = code == SHMSERVE_UNAVAILABLE || code == SHMSERVE_RESOURCE_EXHAUSTED || code == SHMSERVE_DEADLINE_EXCEEDED;
     if (again && now < lane->give_up_at) {
         lane->retry_at = now + PAUSE_NS;
-        return SHMSERVE_UNAVAILABLE;
+        return code;
     }
     lane->impatient = again;
     lane->give_up_at = lane->retry_at = 0;
@@ -1637,13 +1647,13 @@ static shmserve_code open_lane(shmserve_lane *lane, int64_t until, shmserve_erro
 static void send_unsent(shmserve_lane *lane, int64_t until) {
     shmserve_error error = {.code = SHMSERVE_OK};
     if (lane->leaving && !count_calls(lane, SENT)) lane_lost(lane, SHMSERVE_ABORTED);
-    if (lane->leaving) return; /* the executor still has calls, and ends after their answers */
+    if (lane->leaving) return; /* answers are still to come, or to be read */
     shmserve_code code = lane->fd >= 0 ? SHMSERVE_OK : open_lane(lane, until, &error);
     if (code && lane->retry_at) return;
     for (size_t i = 0; i < UNDER_WAY; i++) {
         Call *call = &lane->calls[i];
         if (call->state != UNSENT) continue;
-        if (!code && lane->fd >= 0) send_call(lane, call);
+        if (!code && lane->fd >= 0 && !lane->leaving) send_call(lane, call);
         if (!code) continue;
         release(lane, call, false, false, false);
         call_failed(lane, call, call->died ? SHMSERVE_ABORTED : code, call->died ? DIED : error.text);
@@ -1664,13 +1674,15 @@ shmserve_code shmserve_lane_open(shmserve_client *client, const char *model, con
     memcpy(lane->model, model, strlen(model) + 1);
     memcpy(lane->version, version, strlen(version) + 1);
     pthread_mutex_init(&lane->guard, NULL);
-    shmserve_code code = open_lane(lane, until, error);
-    while (code && lane->retry_at && now_ns() < until) {
-        wait_for(-1, 0, earlier(until, lane->retry_at));
-        code = open_lane(lane, until, error);
+    shmserve_error local = {.code = SHMSERVE_OK};
+    shmserve_code code = open_lane(lane, until, &local);
+    while (code && lane->retry_at && lane->retry_at < until) {
+        wait_for(-1, 0, lane->retry_at);
+        code = open_lane(lane, until, &local);
     }
     if (code) shmserve_lane_close(lane);
     else *result = lane;
+    if (code && error) *error = local;
     return code;
 }
 
@@ -1694,12 +1706,14 @@ size_t shmserve_under_way(const shmserve_lane *lane) { return lane->live; }
 
 /* ---------------------------------------------------------------------------------------------------- answers */
 
-static void send_short(shmserve_lane *lane, const char *name, uint64_t number, uint32_t answers, int64_t until) {
+/* Send a message without `answers` where that is 0. Return false if the socket has no room. */
+static bool send_short(shmserve_lane *lane, const char *name, uint64_t number, uint32_t answers) {
     uint8_t bytes[64];
     Writer w = writer(bytes, sizeof bytes);
     put_array(&w, answers ? 3 : 2), put_text(&w, name), put_uint(&w, number);
     if (answers) put_uint(&w, answers);
-    send_packet(lane->fd, bytes, written(&w), -1, until); /* a lane that has ended is noticed when it is read */
+    /* a lane that has ended is noticed when it is read */
+    return send_packet(lane->fd, bytes, written(&w), -1, 0) != TIMEOUT;
 }
 
 static Call *call_of(shmserve_lane *lane, uint64_t number) {
@@ -1728,7 +1742,7 @@ static const shmserve_answer *failed_answer(shmserve_lane *lane, Call *call, Sta
 static const shmserve_answer *expire(shmserve_lane *lane, Call *call) {
     bool sent = call->state == SENT;
     fail(&call->parts->failure, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
-    if (sent) send_short(lane, "LaneCancel", call->number, 0, 0);
+    if (sent) send_short(lane, "LaneCancel", call->number, 0);
     release(lane, call, false, sent, false);
     call->given_up_at = now_ns();
     return failed_answer(lane, call, sent ? GIVEN_UP : FREE);
@@ -1792,7 +1806,6 @@ static const shmserve_answer *take_packet(shmserve_lane *lane, size_t size) {
         set_state(lane, call, FREE);
     } else {
         call->taken++;
-        if (!call->hold_credit) lane->owed = call->number;
     }
     return answer;
 }
@@ -1808,16 +1821,32 @@ static void take_late(shmserve_lane *lane) {
     }
 }
 
-static void give_credit(shmserve_lane *lane, Call *call, uint32_t answers) {
-    call->taken -= answers;
-    if (call->state == SENT && lane->fd >= 0) send_short(lane, "LaneCredit", call->number, answers, now_ns() + TRY_NS);
+/* Hold the guard. */
+static void send_cancel(shmserve_lane *lane, Call *call) {
+    if (!call->cancel_sent) call->cancel_sent = send_short(lane, "LaneCancel", call->number, 0);
+}
+
+/* Send credit, and cancellations for which the socket had no room. What has no room now is sent after the next packet:
+ * the executor has requests to read, and answers them. */
+static void send_due(shmserve_lane *lane) {
+    for (size_t i = 0; i < UNDER_WAY; i++) {
+        Call *call = &lane->calls[i];
+        if (call->state != SENT) continue;
+        if (call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
+        if (!atomic_load(&call->cancelled)) continue;
+        pthread_mutex_lock(&lane->guard);
+        send_cancel(lane, call);
+        pthread_mutex_unlock(&lane->guard);
+    }
 }
 
 shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket, uint32_t answers, shmserve_error *error) {
     Call *call = call_of(lane, ticket);
     if (!call || call->state != SENT || !answers) return SHMSERVE_OK;
-    if (answers > call->taken) return fail(error, SHMSERVE_INVALID_ARGUMENT, "answers: %u were taken, not %u", call->taken, answers);
-    give_credit(lane, call, answers);
+    uint32_t most = call->taken - call->given;
+    if (answers > most) return fail(error, SHMSERVE_INVALID_ARGUMENT, "answers: %u were taken, not %u", most, answers);
+    call->given += answers;
+    send_due(lane);
     return SHMSERVE_OK;
 }
 
@@ -1828,7 +1857,7 @@ shmserve_code shmserve_cancel(shmserve_lane *lane, uint64_t ticket, shmserve_err
         Call *call = &lane->calls[i];
         if (!call->number || (ticket && call->number != ticket)) continue;
         atomic_store(&call->cancelled, true);
-        if (call->state == SENT) send_short(lane, "LaneCancel", call->number, 0, 0);
+        if (call->state == SENT) send_cancel(lane, call);
     }
     pthread_mutex_unlock(&lane->guard);
     return SHMSERVE_OK;
@@ -1868,8 +1897,8 @@ shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *reque
     if (!limited) call->timeout_at = 0;
     call->user = request->user;
     call->credit = request->credit, call->hold_credit = request->hold_credit;
-    call->attempts = call->taken = 0;
-    call->answered = call->died = call->registered_again = false;
+    call->attempts = call->taken = call->given = 0;
+    call->cancel_sent = call->answered = call->died = call->registered_again = false;
     atomic_store(&call->cancelled, false);
     pthread_mutex_lock(&lane->guard);
     call->state = UNSENT, call->number = lane->last_number;
@@ -1905,16 +1934,16 @@ static const shmserve_answer *own_answer(shmserve_lane *lane, int64_t now) {
     return NULL;
 }
 
-static const shmserve_answer *take(shmserve_lane *lane, int64_t until, bool waits) {
-    Call *owed = call_of(lane, lane->owed);
-    if (owed && owed->taken) give_credit(lane, owed, 1);
-    lane->owed = 0;
+static const shmserve_answer *take(shmserve_lane *lane, int64_t until) {
+    for (size_t i = 0; i < UNDER_WAY; i++)
+        if (!lane->calls[i].hold_credit) lane->calls[i].given = lane->calls[i].taken;
     for (bool received = false;; received = true) {
-        size_t size, unsent = count_calls(lane, UNSENT);
-        if (unsent) {
-            int64_t end = waits ? until : now_ns() + TRY_NS;
-            send_unsent(lane, earlier(end, next_time(lane, false)));
+        size_t size;
+        if (count_calls(lane, UNSENT)) {
+            int64_t end = now_ns() + TRY_NS; /* a shorter attempt might never succeed */
+            send_unsent(lane, earlier(end > until ? end : until, next_time(lane, false)));
         }
+        send_due(lane);
         int64_t now = now_ns();
         const shmserve_answer *answer = received || count_calls(lane, FAILED) ? own_answer(lane, now) : NULL;
         if (answer) return answer;
@@ -1934,7 +1963,7 @@ static const shmserve_answer *take(shmserve_lane *lane, int64_t until, bool wait
 
 shmserve_code shmserve_take(shmserve_lane *lane, int64_t timeout_ns, const shmserve_answer **answer, shmserve_error *error) {
     if (timeout_ns < -1) return fail(error, SHMSERVE_INVALID_ARGUMENT, "timeout_ns: %lld", (long long)timeout_ns);
-    *answer = take(lane, timeout_ns < 0 ? NEVER : after(now_ns(), timeout_ns), timeout_ns != 0);
+    *answer = take(lane, timeout_ns < 0 ? NEVER : after(now_ns(), timeout_ns));
     return SHMSERVE_OK;
 }
 
@@ -1945,7 +1974,7 @@ shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_request *reques
     if (request->credit) return fail(error, SHMSERVE_INVALID_ARGUMENT, "credit: streams need shmserve_submit and shmserve_take");
     shmserve_code code = shmserve_submit(lane, request, NULL, error);
     if (code) return code;
-    const shmserve_answer *answer = take(lane, NEVER, true);
+    const shmserve_answer *answer = take(lane, NEVER);
     if (!answer) return fail(error, SHMSERVE_INTERNAL, "the request was lost");
     if (answer->code && error) {
         fail(error, answer->code, "%s", answer->text);

@@ -21,7 +21,7 @@
  *   means the default. `reserved` fields must be zero.
  * - Strings are UTF-8 and end with NUL. NULL stands for "".
  * - Times are nanoseconds. Absolute times are of CLOCK_MONOTONIC.
- * - No call waits longer than its timeout. No call allocates memory once calls of its kind and size have been
+ * - No call waits longer than its timeout, but shmserve_take may: see there. No call allocates memory once calls of its kind and size have been
  *   made before, except where a lane or memory has to be replaced (after restarts).
  * - A client must not be used in a child process after fork: connect in the child.
  */
@@ -333,10 +333,10 @@ SHMSERVE_API shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_re
 SHMSERVE_API shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket,
                                            shmserve_error *error);
 
-/* Take the next answer of any request under way. `*answer` is NULL if none came within `timeout_ns` (0: do not wait,
- * but for up to 0.2 s while the lane is being replaced; -1: until there is one), or if no request is under way. A
- * request's failure, also a deadline that has passed, is an answer: the function itself fails only for wrong
- * arguments. */
+/* Take the next answer of any request under way. `*answer` is NULL if none came within `timeout_ns` (0: do not wait;
+ * -1: until there is one), or if no request is under way. It may wait up to 0.2 s while the lane is being replaced, and
+ * up to 5 s to register memory that a restarted server has lost. A request's failure, also a deadline that has passed,
+ * is an answer: the function itself fails only for wrong arguments. */
 SHMSERVE_API shmserve_code shmserve_take(shmserve_lane *lane, int64_t timeout_ns, const shmserve_answer **answer,
                                          shmserve_error *error);
 

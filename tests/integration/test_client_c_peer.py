@@ -36,12 +36,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(
-    program: Path, folder: Path, lane: tuple[bytes, ...], *, extra: int = 0, **replies: bytes
+    program: Path,
+    folder: Path,
+    lane: tuple[bytes, ...],
+    *,
+    extra: int = 0,
+    limit_ms: int = 60_000,
+    **replies: bytes,
 ) -> dict[str, str]:
     """Return the result of each step of `checks peer` against a fake peer."""
     peer = FakePeer({**GOOD, **replies}, lane, extra)
     with peer.listening(folder) as path:
-        lines = run(program, "peer", path)
+        lines = run(program, "peer", path, str(limit_ms))
     return dict(line.split(" ", 1) for line in lines)
 
 
@@ -182,11 +188,12 @@ def test_failures_have_code_and_text(program: Path, tmp_path: Path) -> None:
 
 
 def test_time_limits_hold_where_nothing_is_answered(program: Path, tmp_path: Path) -> None:
-    steps = told(program, tmp_path, (), DescribeModel=b"")
+    steps = told(program, tmp_path, (), limit_ms=1000, DescribeModel=b"")
     assert (steps["describe"], steps["infer"]) == ("DEADLINE_EXCEEDED",) * 2
-    steps = told(program, tmp_path, (), OpenLane=b"", RegisterMemfd=b"")
+    steps = told(program, tmp_path, (), limit_ms=1000, OpenLane=b"", RegisterMemfd=b"")
     assert (steps["alloc"], steps["lane"]) == ("DEADLINE_EXCEEDED",) * 2
-    assert told(program, tmp_path, (), ClientHello=b"") == {"connect": "DEADLINE_EXCEEDED"}
+    steps = told(program, tmp_path, (), limit_ms=1000, ClientHello=b"")
+    assert steps == {"connect": "DEADLINE_EXCEEDED"}
 
 
 def test_a_lane_that_ends(program: Path, tmp_path: Path) -> None:
@@ -194,10 +201,19 @@ def test_a_lane_that_ends(program: Path, tmp_path: Path) -> None:
     again, until its time is over."""
     assert told(program, tmp_path, (b"",))["infer"] == "ABORTED"
     moved = wire.encode(LaneAnswer(1, status=503, code="UNAVAILABLE", moved=True))
-    assert told(program, tmp_path, (moved,))["infer"] == "DEADLINE_EXCEEDED"
-    assert told(program, tmp_path, ())["infer"] == "DEADLINE_EXCEEDED"
+    for lane in ((moved,), ()):
+        steps = told(program, tmp_path, lane, limit_ms=1000)
+        assert steps["infer"] == "DEADLINE_EXCEEDED"
     with FakePeer(GOOD, (moved,)).listening(tmp_path) as path:
         assert run(program, "peer_cancelled", path) == ["infer CANCELLED"]
+
+
+def test_the_code_is_that_of_the_error(program: Path, tmp_path: Path) -> None:
+    full = control.encode(control.Failed("RESOURCE_EXHAUSTED", "all lanes are taken"))
+    with FakePeer({**GOOD, "OpenLane": full}, ()).listening(tmp_path) as path:
+        assert run(program, "peer_codes", path) == ["lane RESOURCE_EXHAUSTED RESOURCE_EXHAUSTED"]
+    with FakePeer({**GOOD, "RegisterMemfd": b""}, ()).listening(tmp_path) as path:
+        assert run(program, "peer_memory", path) == ["infer DEADLINE_EXCEEDED"] * 2
 
 
 # ------------------------------------------------------------------------------------- the decoder
@@ -221,6 +237,11 @@ def test_the_decoder_survives_what_comes(tmp_path: Path) -> None:
 
 def test_polling_before_sleeping(tmp_path: Path) -> None:
     assert run(built(tmp_path, "looks")) == []
+
+
+@pytest.mark.parametrize("name", ["answers", "credit", "fork", "patience"])
+def test_the_ends_of_lanes(tmp_path: Path, name: str) -> None:
+    assert run(built(tmp_path, "ends"), name) == []
 
 
 # ---------------------------------------------------------------------------------- what is built

@@ -34,6 +34,9 @@ int main(void) {
     int64_t began = now_ns();
     CHECK(look_for_packet(&lane, began, began, &size) == TIMEOUT);
     CHECK(look->account_ns < 0 && atomic_load(&client.looking) == 0);
+    look->quick = INT_MAX; /* does not overflow */
+    began = now_ns();
+    CHECK(look_for_packet(&lane, began, began, &size) == TIMEOUT && look->quick == INT_MAX);
     /* with a packet: free for a thread with several quick waits in a row, and earns something */
     CHECK(send(ends[1], "abc", 3, 0) == 3);
     look->account_ns = 0;
@@ -51,7 +54,7 @@ int main(void) {
     client.look_ns = SECOND, look->is_short = false;
     CHECK(send(ends[1], "abc", 3, 0) == 3 && receive(&lane, now_ns() + SECOND, &size) == DONE && look->is_short);
     client.look_ns = 1;
-    CHECK(receive(&lane, now_ns() + MS, &size) == TIMEOUT && !look->is_short && !look->quick);
+    CHECK(receive(&lane, now_ns() + 2 * MS, &size) == TIMEOUT && !look->is_short && !look->quick);
     close(ends[1]);
     CHECK(receive(&lane, now_ns() + SECOND, &size) == GONE);
     close(ends[0]);
