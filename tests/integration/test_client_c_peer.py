@@ -239,7 +239,7 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
     assert run(built(tmp_path, "looks")) == []
 
 
-@pytest.mark.parametrize("name", ["answers", "credit", "fork", "patience"])
+@pytest.mark.parametrize("name", ["answers", "credit", "fork", "patience", "time"])
 def test_the_ends_of_lanes(tmp_path: Path, name: str) -> None:
     assert run(built(tmp_path, "ends"), name) == []
 
