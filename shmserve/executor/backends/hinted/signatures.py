@@ -132,9 +132,12 @@ def plain(hint: Any) -> Any:
     """Return the type behind a name of a statement `type Name = ...`."""
     while True:
         origin = typing.get_origin(hint)
-        if hasattr(hint, "__value__"):
+        if hasattr(origin, "__value__"):  # first: `Name[int]` passes on the attributes of `Name`
+            given = dict(zip(origin.__type_params__, typing.get_args(hint), strict=True))
+            value = origin.__value__
+            free = getattr(value, "__parameters__", ())
+            hint = value[tuple(given[one] for one in free)] if free else value
+        elif hasattr(hint, "__value__"):
             hint = hint.__value__
-        elif hasattr(origin, "__value__"):
-            hint = origin.__value__[typing.get_args(hint)]
         else:
             return hint
