@@ -242,6 +242,21 @@ def test_planned_requests_start_within_a_fraction_of_a_millisecond() -> None:
         assert any(late_ms() < 0.3 for _ in range(10)), "a busy host may delay some"
 
 
+def test_grpc_answers_are_whole_messages() -> None:
+    door = GrpcDoor("h:1", "m", INPUTS, Credentials(key=""))
+    client = Http2Client()
+    client.begin(b"")
+    client.feed(head(grpc_status="0"))
+    sizes: list[int] = []
+    for content in (b"", b"\0\0\0\0\2a", b"\0\0\0\0\2abc"):
+        client.content[:] = content
+        with pytest.raises(FailedRequest, match="not one whole message"):
+            door._check(client, sizes.append)
+    client.content[:] = b"\0\0\0\0\2ab"
+    door._check(client, sizes.append)
+    assert sizes == [2]
+
+
 def test_grpc_carries_bodies_beyond_the_windows_and_many_requests() -> None:
     large = {"INPUT0": np.ones(1 << 19, np.float32)}
     with Rig(max_request_bytes=1 << 23) as rig:
