@@ -148,8 +148,8 @@ class GrpcDoor(WireDoor):
             name = _STATUSES[int(status)] if int(status) < len(_STATUSES) else status
             raise FailedRequest(name, urllib.parse.unquote(fields.get("grpc-message", "")))
         if not self._streamed:
-            if size < 0:
-                raise FailedRequest("", "the answer has no message")
+            if size < 0 or size != int.from_bytes(http2.content[1:PREFIX_BYTES]):
+                raise FailedRequest("", "the answer is not one whole message")
             answered(size)
 
     def _take_idle(self, data: bytes) -> None:

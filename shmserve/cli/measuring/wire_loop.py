@@ -2,6 +2,7 @@
 
 import select
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from shmserve.cli.measuring.door import WAIT_S, FailedRequest
@@ -73,7 +74,7 @@ class WireLoop:
     ) -> None:
         self._measurement, self._turns, self._clock = measurement, turns, clock
         self._callers = [WireCaller(door, clock) for door in doors]
-        self._free = list(self._callers)
+        self._free = deque(self._callers)
         self._by_fd: dict[int, WireCaller] = {}
         self._next_due: float | None = None
         self._over = False
@@ -81,23 +82,32 @@ class WireLoop:
 
     def run(self) -> None:
         with select.epoll() as poll:
-            self._start(poll)
+            for caller in self._callers:
+                self._watch(caller, poll)
             while not self._over or len(self._free) < len(self._callers):
-                for fd, events in poll.poll(self._pause_s()):
+                for fd, events in self._wait(poll):
                     self._go_on(self._by_fd[fd], poll, bool(events & _ENDS))
                 self._start(poll)
                 if self._clock() >= self._next_look:
                     self._end_late()
 
-    def _pause_s(self) -> float:
+    def _wait(self, poll: select.epoll) -> list[tuple[int, int]]:
+        """Return events, at the latest when a request should start."""
         until = self._next_look
-        if self._next_due is not None and self._free:
-            until = min(until, self._next_due)
-        return max(0.0, until - self._clock())
+        if self._free and not self._over:
+            if self._next_due is None:  # callers that failed at once: let the others go on first
+                return poll.poll(0)
+            if self._next_due < until:
+                # epoll would wait for whole milliseconds, and requests would start late
+                select.select([poll], (), (), max(0.0, self._next_due - self._clock()))
+                return poll.poll(0)
+        return poll.poll(max(0.0, until - self._clock()))
 
     def _start(self, poll: select.epoll) -> None:
-        """Give turns that are due to free callers."""
-        while self._free and not self._over:
+        """Give turns that are due to free callers, one to each."""
+        for _ in range(len(self._free)):
+            if self._over:
+                return
             if self._next_due is None:
                 self._next_due = self._turns.take(self._clock())
             if self._next_due is None:
@@ -105,7 +115,7 @@ class WireLoop:
             elif self._next_due > self._clock():
                 return
             else:
-                caller = self._free.pop()
+                caller = self._free.popleft()
                 caller.begin(self._next_due)
                 self._next_due = None
                 self._advance(caller, poll)
@@ -121,6 +131,10 @@ class WireLoop:
     def _advance(self, caller: WireCaller, poll: select.epoll) -> None:
         if caller.advance(self._measurement):
             self._free.append(caller)
+        self._watch(caller, poll)
+
+    def _watch(self, caller: WireCaller, poll: select.epoll) -> None:
+        """Get the events of the caller's connection, also while no request is under way."""
         sock = caller.door.socket
         if sock is not None and sock is not caller.registered:
             caller.registered = sock

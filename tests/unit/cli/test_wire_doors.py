@@ -1,7 +1,9 @@
 """Doors of `measure` that speak over sockets: HTTP and gRPC, and the loop that drives them."""
 
 import functools
+import select
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,8 @@ from shmserve.cli.measuring.grpc_door import GrpcDoor
 from shmserve.cli.measuring.http2_client import Http2Client
 from shmserve.cli.measuring.http_door import HttpDoor
 from shmserve.cli.measuring.measurement import Measurement
+from shmserve.cli.measuring.turns import Turns
+from shmserve.cli.measuring.wire_loop import WireLoop
 from shmserve.client.wire.credentials import Credentials
 from shmserve.errors import ConfigError
 from shmserve.frontends.http2 import encode_fields, frames
@@ -195,6 +199,62 @@ def test_a_server_that_closes_an_idle_connection_loses_no_request() -> None:
         make = functools.partial(HttpDoor, server.url, "m", INPUTS, Credentials(key=""))
         load_run.run(result, make, load_plan.arrivals(20, False, 0.0), WATCHDOG_S, 4, 0.0)
     assert (len(result.samples), result.failures.total()) == (4, 0)
+
+
+def run_loop(result: Measurement, doors: list[HttpDoor], turns: Turns) -> None:
+    start = time.perf_counter()
+    WireLoop(result, doors, turns, lambda: time.perf_counter() - start).run()
+
+
+def test_a_connection_that_ended_before_the_load_loses_no_request() -> None:
+    def reply(sock: socket.socket, _: bytes) -> None:
+        sock.sendall(GOOD)
+        if len(server.requests) == 1:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    result = Measurement("http", 1)
+    with served(reply) as (server, door):
+        door.send(lambda _: None)
+        poll = select.poll()
+        poll.register(door.socket, select.POLLRDHUP)
+        assert poll.poll(WATCHDOG_S * 1e3)
+        run_loop(result, [door], Turns(None, WATCHDOG_S, 3))
+    assert (len(result.samples), result.failures.total()) == (3, 0)
+
+
+def test_a_caller_that_fails_at_once_leaves_turns_to_the_others() -> None:
+    refused = HttpDoor("unix:/nowhere", "m", INPUTS, Credentials(key=""))
+    result = Measurement("http", 2)
+    with served(lambda sock, _: sock.sendall(GOOD)) as (_, door):
+        run_loop(result, [door, refused], Turns(None, 0.3, 1 << 30))
+    assert result.failures
+    assert len(result.samples) > 1
+
+
+def test_planned_requests_start_within_a_fraction_of_a_millisecond() -> None:
+    def late_ms() -> float:
+        result = Measurement("http", 2, open_loop=True)
+        load_run.run(result, make, load_plan.arrivals(300, True, 0.0), WATCHDOG_S, 60, 0.0)
+        return statistics.median(sample.late_ms for sample in result.samples)
+
+    with served(lambda sock, _: sock.sendall(GOOD)) as (server, _):
+        make = functools.partial(HttpDoor, server.url, "m", INPUTS, Credentials(key=""))
+        assert any(late_ms() < 0.3 for _ in range(10)), "a busy host may delay some"
+
+
+def test_grpc_answers_are_whole_messages() -> None:
+    door = GrpcDoor("h:1", "m", INPUTS, Credentials(key=""))
+    client = Http2Client()
+    client.begin(b"")
+    client.feed(head(grpc_status="0"))
+    sizes: list[int] = []
+    for content in (b"", b"\0\0\0\0\2a", b"\0\0\0\0\2abc"):
+        client.content[:] = content
+        with pytest.raises(FailedRequest, match="not one whole message"):
+            door._check(client, sizes.append)
+    client.content[:] = b"\0\0\0\0\2ab"
+    door._check(client, sizes.append)
+    assert sizes == [2]
 
 
 def test_grpc_carries_bodies_beyond_the_windows_and_many_requests() -> None:
