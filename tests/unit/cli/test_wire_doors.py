@@ -3,7 +3,6 @@
 import functools
 import select
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -226,20 +225,9 @@ def test_a_caller_that_fails_at_once_leaves_turns_to_the_others() -> None:
     refused = HttpDoor("unix:/nowhere", "m", INPUTS, Credentials(key=""))
     result = Measurement("http", 2)
     with served(lambda sock, _: sock.sendall(GOOD)) as (_, door):
-        run_loop(result, [door, refused], Turns(None, 0.3, 1 << 30))
+        run_loop(result, [door, refused], Turns(None, 3.0, 1 << 30))
     assert result.failures
     assert len(result.samples) > 1
-
-
-def test_planned_requests_start_within_a_fraction_of_a_millisecond() -> None:
-    def late_ms() -> float:
-        result = Measurement("http", 2, open_loop=True)
-        load_run.run(result, make, load_plan.arrivals(300, True, 0.0), WATCHDOG_S, 60, 0.0)
-        return statistics.median(sample.late_ms for sample in result.samples)
-
-    with served(lambda sock, _: sock.sendall(GOOD)) as (server, _):
-        make = functools.partial(HttpDoor, server.url, "m", INPUTS, Credentials(key=""))
-        assert any(late_ms() < 0.3 for _ in range(10)), "a busy host may delay some"
 
 
 def test_grpc_answers_are_whole_messages() -> None:
