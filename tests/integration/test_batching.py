@@ -294,12 +294,18 @@ def test_kill_9_in_the_midst_of_a_batch(
         )
         (victim, *_) = server.pids(f"executor {instances[0]}")
         os.kill(victim, signal.SIGKILL)
-        if model == "twins":  # the other instance runs them again, behind its own requests
-            wait_until(lambda: in_flight(server, instances[1]) == POOL, "they do not run again")
+        if model == "twins":  # the other instance or the next process runs them again
+            wait_until(
+                lambda: (
+                    victim not in server.pids(f"executor {instances[0]}")
+                    and sum(in_flight(server, name) for name in instances) == POOL
+                ),
+                "they do not run again",
+            )
         hold.let_go()
         answers = [future.result() for future in futures]
     if model == "twins":
-        assert [size_of(answer) for answer in answers] == [4] * POOL
+        assert all(1 <= size_of(answer) <= 4 for answer in answers)
     else:
         assert [status for status, _, _ in answers] == [502] * POOL
         assert {document["error"] for _, _, document in answers} == {
