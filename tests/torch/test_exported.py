@@ -294,7 +294,7 @@ ADD = '"torch.ops.aten.add.Tensor"'
 GUARD, FUNCTION, NAME = (
     "holds code in the place of a guard",
     "calls other functions than operators",
-    "holds other names than plain ones",
+    "has names that are not plain identifiers",
 )
 
 

@@ -108,5 +108,5 @@ def _values(document: Any) -> Iterator[tuple[str, Any]]:
 def _reason(field: str, value: Any) -> str:
     if field == "use_pickle" and value:
         return "holds a pickle"
-    pattern, reason = _KINDS.get(field, (_TEXT, "holds other names than plain ones"))
+    pattern, reason = _KINDS.get(field, (_TEXT, "has names that are not plain identifiers"))
     return reason if isinstance(value, str) and not pattern.fullmatch(value) else ""

@@ -161,7 +161,7 @@ def _exported(torch: Any, path: str, ordinal: int | None, context: Context) -> P
         samples, _ = tree.tree_flatten_with_path(program.example_inputs)
         if not archive_check.has_plain_paths(tree.keystr(at) for at, _ in samples):
             file = context.spec.config.model_file
-            context.require_model_code(f"file '{file}' holds other names than plain ones")
+            context.require_model_code(f"file '{file}' has names that are not plain identifiers")
         if ordinal is not None:
             from torch.export.passes import move_to_device_pass
 
