@@ -14,8 +14,7 @@ from msgspec import inspect as kinds
 from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
-from shmserve.executor.backends.hinted.array_hints import set_batching
-from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
+from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, set_batching
 from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.protocol.decoding import json_decoder
