@@ -220,12 +220,14 @@ def test_pydantics_models_of_equal_names_have_schemas_of_their_own(
 
 
 @pytest.mark.parametrize("hint", ["A", "list[A]", "B", "dict[str, B | None]"])
-def test_dataclasses_of_pydantics_are_refused(tmp_path: Path, hint: str) -> None:
+@pytest.mark.parametrize("field", ["Annotated[int, Field(lt=10)]", "int = Field(lt=10)"])
+def test_dataclasses_of_pydantics_are_refused(tmp_path: Path, hint: str, field: str) -> None:
     code = f"""
+    from typing import Annotated
     import pydantic.dataclasses
     @pydantic.dataclasses.dataclass
     class A:
-        x: int = Field(lt=10)
+        x: {field}
     class B(msgspec.Struct):
         a: A
         more: "list[B]" = []

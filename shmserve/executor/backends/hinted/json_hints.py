@@ -235,6 +235,7 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
         )
 
     try:
+        _refuse_unchecked(kinds.type_info(kind), set())
         _, more = described()
         components = _fill_in(found, template, more)
         (body, given), more = described()
@@ -244,7 +245,6 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
             f"JSON has no form for a hint ({text}): write plain types, a msgspec.Struct, a"
             " dataclass, or NDArray[np.float32] for arrays"
         ) from None
-    _refuse_unchecked(kinds.type_info(kind), set())
     named = {f"{prefix}.{name}": schema for name, schema in (more | components).items()}
     if "$ref" in body and kind.__name__ == "Arguments":
         body = named.pop(body["$ref"].rpartition("/")[2], body)
