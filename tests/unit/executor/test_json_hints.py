@@ -241,20 +241,27 @@ def test_a_form_for_an_argument_that_is_the_body(tmp_path: Path) -> None:
     code = """
     class Inner(BaseModel):
         left: int
+    class Other(BaseModel):
+        right: int
     class Body(BaseModel):
         image: bytes
         size: int = Field(lt=10)
         title: str = Field("", alias="name")
         box: Inner | None = None
         ids: list[int] = []
+        other: Inner | Other | None = None
+        others: list[Inner] | list[Other] = []
     def f(body: Body) -> Any:
-        return [body.image.hex(), body.size, body.title, body.box and body.box.left, body.ids]
+        box = body.other or body.box
+        return [body.image.hex(), body.size, body.title, box and box.left, body.ids]
     """
     model = Asker(tmp_path, code)
     assert model.schemas.files == ("image",)
     assert model.form(("image", b"\xff"), ("size", b"5")) == ["ff", 5, "", None, []]
     parts = [("name", b"7"), ("box", b'{"left": 3}'), ("ids", b"1"), ("ids", b"2")]
     assert model.form(("image", b"a"), ("size", b"5"), *parts) == ["61", 5, "7", 3, [1, 2]]
+    other = ("other", b'{"left": 4}')
+    assert model.form(("image", b""), ("size", b"5"), other) == ["", 5, "", 4, []]
     with pytest.raises(InvalidArgument, match=r"less than 10 - at `size`"):
         model.form(("image", b"a"), ("size", b"50"))
     with pytest.raises(InvalidArgument, match="a part 'title', and no argument has this name"):

@@ -6,6 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Container
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -158,15 +159,33 @@ def _is_pydantic(hint: Any) -> bool:
 
 def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
     """Return the possible types of each field of an object; empty for objects of unknown keys."""
-    info = kinds.type_info(kind)
-    types: dict[str, kinds.Type] = {}
     if _is_pydantic(kind):
-        for name, field in kind.model_fields.items():
-            alias = field.validation_alias if field.validation_alias else field.alias
-            types[alias if isinstance(alias, str) else name] = kinds.type_info(field.annotation)
-    elif isinstance(info, _OBJECTS):
-        types = {field.encode_name: field.type for field in info.fields}
-    return {n: t.types if isinstance(t, kinds.UnionType) else (t,) for n, t in types.items()}
+        names = {n: f.validation_alias or f.alias for n, f in kind.model_fields.items()}
+        return {
+            alias if isinstance(alias, str) else name: _types(kind.model_fields[name].annotation)
+            for name, alias in names.items()
+        }
+    info = kinds.type_info(kind)
+    if not isinstance(info, _OBJECTS):
+        return {}
+    return {
+        field.encode_name: field.type.types
+        if isinstance(field.type, kinds.UnionType)
+        else (field.type,)
+        for field in info.fields
+    }
+
+
+def _types(hint: Any) -> tuple[kinds.Type, ...]:
+    """Return the possible types of a hint for pydantic, AnyType for types unknown to msgspec."""
+    found: list[kinds.Type] = []
+    is_union = typing.get_origin(hint) in (typing.Union, UnionType)
+    for member in typing.get_args(hint) if is_union else (hint,):
+        try:
+            found.append(kinds.type_info(member))
+        except TypeError:
+            found.append(kinds.AnyType())
+    return tuple(found)
 
 
 def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> Any:
