@@ -109,15 +109,24 @@ def _refusal(pipeline: Any, texts: list[str], ex: Exception) -> str:
         return ""
     config = pipeline.model.config
     limits = pipeline.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
-    limit = int(min(filter(None, limits)))
-    own = getattr(pipeline, "generation_config", None)
-    added = 0 if getattr(config, "is_encoder_decoder", False) else getattr(own, "max_new_tokens", 0)
+    limit, added = int(min(filter(None, limits))), _added(pipeline)
     for place, text in enumerate(texts):
         count = len(pipeline.tokenizer(text)["input_ids"])
-        if count + (added or 0) > limit:
+        if count + added > limit:
             beside = f" with the {added} that it adds" if added else ""
             return f"text {place} has {count} tokens, and the model takes at most {limit}{beside}"
     return ""
+
+
+def _added(pipeline: Any) -> int:
+    """Return the largest number of tokens that a pipeline appends to a text. The model's number
+    comes before the pipeline's default; versions of transformers differ in where both are."""
+    if getattr(pipeline.model.config, "is_encoder_decoder", False):
+        return 0
+    owners = (pipeline, "generation_config"), (pipeline.model, "generation_config")
+    configs = [getattr(owner, name, None) for owner, name in owners]
+    configs.append(getattr(pipeline, "_default_generation_config", None))
+    return next(filter(None, (getattr(c, "max_new_tokens", None) for c in configs)), 0)
 
 
 def _documents(results: list[Any]) -> Matrix:
