@@ -25,7 +25,6 @@ from shmserve.protocol.triton_config.model_config import ModelConfig
 from shmserve.repository import mlserver_settings
 from shmserve.tensor.spec import ModelSpec
 
-
 CONFIG_FILE = "config.pbtxt"
 
 

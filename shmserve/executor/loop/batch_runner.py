@@ -2,9 +2,9 @@
 
 A request fails alone if the cause is known to be that request: unreadable client memory, an error
 response for this request, an output too large for its window. An exception from the backend fails
-the whole batch. If the requests of a failed batch share a tensor, a single request may be the cause:
-an output that only this request wants, or values that the model refuses with InvalidArgument. Each
-request then runs again, alone.
+the whole batch. If the requests of a failed batch share a tensor, a single request may be the
+cause: an output that only this request wants, or values that the model refuses with
+InvalidArgument. Each request then runs again, alone.
 
 Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
 inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each

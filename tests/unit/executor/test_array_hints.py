@@ -239,7 +239,7 @@ def test_the_request(tmp_path: Path) -> None:
         ("@batched(4)\ndef f(x: Floats) -> Floats: ...", r"batched needs Shape\(\"batch\", ...\)"),
         (
             "def a(x: Floats) -> Floats: ...\ndef b(x: Floats) -> Floats: ...",
-            "a and b may each be the model: name the model's function predict, or write an .* def _b",
+            "a and b may each be the model: name the model's function predict, or .* def _b",
         ),
         (
             "class A:\n    def predict(self, x: Floats) -> Floats: ...\nclass B(A): ...",

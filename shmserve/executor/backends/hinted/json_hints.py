@@ -293,7 +293,7 @@ def _fill_in(
 
 
 def _refuse_unchecked(info: Any, seen: set[int]) -> None:
-    """Raise ConfigError for a dataclass of pydantic's, whose constraints msgspec would not check."""
+    """Raise ConfigError for a dataclass of pydantic's, whose constraints msgspec does not know."""
     if isinstance(info, tuple):
         for member in info:
             _refuse_unchecked(member, seen)
