@@ -22,7 +22,8 @@ from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.triton_config.config_parts import VersionPolicy
 from shmserve.repository import mlserver_settings
 from shmserve.repository.catalog import SNAPSHOTS
-from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
+from shmserve.repository.folder_reader import CONFIG_FILE
+from shmserve.repository.model_folder import MAX_CONFIG_BYTES
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 

@@ -280,7 +280,7 @@ def _fill_in(
         return {}
     from pydantic.json_schema import models_json_schema
 
-    modes = [(kind, "validation") for kind in schemas]
+    modes: Any = [(kind, "validation") for kind in schemas]
     for begin in ("", "pydantic."):
         inner = template.format(begin + "{model}")
         found, document = models_json_schema(modes, ref_template=inner)
