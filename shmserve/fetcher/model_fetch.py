@@ -20,8 +20,10 @@ from shmserve.fetcher.cache import FILES, PARTS, Cache
 from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.triton_config.config_parts import VersionPolicy
+from shmserve.repository import mlserver_settings
 from shmserve.repository.catalog import SNAPSHOTS
-from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
+from shmserve.repository.folder_reader import CONFIG_FILE
+from shmserve.repository.model_folder import MAX_CONFIG_BYTES
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -112,7 +114,8 @@ def _fill(filling: _Filling) -> None:
     )
     by_path = {file.path: file for file in filling.model.files}
     config = by_path.get(CONFIG_FILE)
-    policy = VersionPolicy()
+    # MLServer's folder may have the model's file in any folder, also one that is named `1`
+    policy = VersionPolicy("all" if mlserver_settings.FILE in by_path else "latest")
     steps: tuple[str, ...] = ()
     if config is not None:
         if config.size > MAX_CONFIG_BYTES:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmserve import extensions
+from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import backend_kinds, document
 from shmserve.protocol.triton_config.backend_kinds import (
     ENSEMBLE,
@@ -21,13 +22,32 @@ from shmserve.protocol.triton_config.backend_kinds import (
 )
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
+from shmserve.repository import mlserver_settings
 from shmserve.tensor.spec import ModelSpec
+
+CONFIG_FILE = "config.pbtxt"
 
 
 def version_folder(directory: str, version: str) -> str:
     """Return the folder of a version's files: without version folders, the model's own."""
     folder = os.path.join(directory, version)
-    return folder if os.path.isdir(folder) else directory
+    return folder if os.path.isdir(folder) and not is_mlservers(directory) else directory
+
+
+def has_config(directory: str) -> bool:
+    """Return True if a model's folder has a config.pbtxt, readable or not."""
+    return os.path.lexists(os.path.join(directory, CONFIG_FILE))
+
+
+def is_mlservers(directory: str) -> bool:
+    """Return True if a model's folder is MLServer's: one version, whatever folders it has."""
+    if has_config(directory):
+        return False
+    try:
+        settings = mlserver_settings.read(directory, os.path.basename(directory))
+    except ConfigError:  # raised again where the settings are used
+        return True
+    return bool(settings and settings.backend)
 
 
 class FolderReader:
@@ -49,7 +69,8 @@ class FolderReader:
         """Return True if a version's files look like this backend's. Called if config.pbtxt names
         no backend."""
         folder = os.path.join(directory, str(version))
-        return any(os.path.exists(os.path.join(folder, file)) for file in self.kind.files)
+        found = any(os.path.exists(os.path.join(folder, file)) for file in self.kind.files)
+        return found and not is_mlservers(directory)
 
     def config_optional(self, directory: str, versions: list[int]) -> bool:
         """Return True if the versions of a model are served without a config.pbtxt, too."""

@@ -108,9 +108,9 @@ def file_of(settings: ModelSettings, folder: str, files: tuple[str, ...], model:
     )
 
 
-def configuration(settings: ModelSettings, file: str, model: str) -> dict[str, Any]:
-    """Return the settings in the JSON form of config.pbtxt. `file`: the model's
-    file. Raise ConfigError for settings without an equivalent."""
+def configuration(settings: ModelSettings, model: str) -> dict[str, Any]:
+    """Return the settings in the JSON form of config.pbtxt, without the model's file. Raise
+    ConfigError for settings without an equivalent."""
     where = f"model '{model}': {FILE}"
     if settings.name not in ("", model):
         name = text_files.printable(settings.name)
@@ -121,7 +121,6 @@ def configuration(settings: ModelSettings, file: str, model: str) -> dict[str, A
     batched = settings.max_batch_size > 1
     config: dict[str, Any] = {
         "backend": settings.backend,
-        "default_model_filename": file,
         "input": [_entry(tensor, batched, where) for tensor in settings.inputs or ()],
         "parameters": {
             name: {"string_value": value}

@@ -15,12 +15,11 @@ from shmserve.protocol.triton_config import instance_groups, model_config
 from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, RUNTIMES, BackendKind
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
-from shmserve.repository import folder_reader, text_files
-from shmserve.repository.folder_reader import FolderReader
+from shmserve.repository import folder_reader, mlserver_settings, text_files
+from shmserve.repository.folder_reader import CONFIG_FILE, FolderReader
 from shmserve.tensor.spec import ModelSpec
 
 Readers = dict[str, FolderReader]  # by backend
-CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_LABEL_BYTES = 16 << 20
 
@@ -82,13 +81,12 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
     for version in config.version_policy.select(present):
-        reason = f"version {version} is not in the repository"
-        if version in present:
-            reason = readers[config.backend].missing(directory, version, config)
-        if reason:
-            failures[str(version)] = reason
-            continue
         try:
+            reason = f"version {version} is not in the repository"
+            if version in present:
+                reason = readers[config.backend].missing(directory, version, config)
+            if reason:
+                raise ConfigError(reason)
             spec, own = _completed(directory, config.spec(str(version), labels), placed, readers)
         except ConfigError as ex:
             failures[str(version)] = ex.message
@@ -134,7 +132,15 @@ def _versions(directory: str, name: str, readers: Readers) -> list[int]:
     except OSError as ex:
         raise ConfigError(f"model '{name}': its folder cannot be read ({ex.strerror})") from None
     plain = (reader.plain_versions(directory) for reader in readers.values())
-    return versions or next(filter(None, plain), [])
+    if versions and not folder_reader.is_mlservers(directory):
+        return versions
+    for version in versions:
+        if os.path.lexists(os.path.join(directory, str(version), mlserver_settings.FILE)):
+            raise ConfigError(
+                f"model '{name}': {mlserver_settings.FILE} is in its folder and in folder"
+                f" '{version}': remove the one that is not to be served"
+            )
+    return next(filter(None, plain), versions)
 
 
 def _config(
@@ -145,8 +151,8 @@ def _config(
     backend = guess.kind.name if guess else ""
     if override is not None:
         return model_config.parse_json(override, name, backend, kinds=kinds)
-    path = os.path.join(directory, CONFIG_FILE)
-    if os.path.lexists(path):
+    if folder_reader.has_config(directory):
+        path = os.path.join(directory, CONFIG_FILE)
         text = text_files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
         return model_config.parse(text, name, backend, kinds)
     if guess is None or not guess.config_optional(directory, present):

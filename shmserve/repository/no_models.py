@@ -8,8 +8,9 @@ from shmserve import ids
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import backend_kinds
 from shmserve.repository import mlserver_settings
+from shmserve.repository.folder_reader import CONFIG_FILE
 from shmserve.repository.mlserver_settings import FILE, ModelSettings
-from shmserve.repository.model_folder import CONFIG_FILE, looks_like_model
+from shmserve.repository.model_folder import looks_like_model
 
 _FILES = {
     os.path.splitext(file)[1]: file

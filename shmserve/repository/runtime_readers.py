@@ -6,7 +6,7 @@ from typing import Any
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.backend_kinds import RUNTIMES, BackendKind
 from shmserve.repository import mlserver_settings
-from shmserve.repository.folder_reader import FolderReader, version_folder
+from shmserve.repository.folder_reader import FolderReader, has_config, version_folder
 from shmserve.repository.mlserver_settings import ModelSettings
 
 
@@ -45,10 +45,17 @@ class RuntimeReader(FolderReader):
         for version in reversed(versions):
             folder = version_folder(directory, str(version))
             if settings := self._settings(directory, folder):
-                model = os.path.basename(directory)
-                file = mlserver_settings.file_of(settings, folder, self.kind.files, model)
-                return mlserver_settings.configuration(settings, file, model)
+                return mlserver_settings.configuration(settings, os.path.basename(directory))
         return {}
+
+    def model_file(self, directory: str, version: str, configured: str) -> str:
+        folder = version_folder(directory, version)
+        chosen = configured != self.kind.model_file or has_config(directory)
+        settings = None if chosen else self._settings(directory, folder)
+        if settings is None:
+            return super().model_file(directory, version, configured)
+        model = os.path.basename(directory)
+        return mlserver_settings.file_of(settings, folder, self.kind.files, model)
 
     def _settings(self, directory: str, folder: str) -> ModelSettings | None:
         """Return MLServer's settings in a folder, if the settings choose the reader's runtime."""

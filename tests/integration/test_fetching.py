@@ -219,7 +219,10 @@ def test_versions_that_are_served_are_fetched_and_steps_with_their_ensemble(
     steps = b'ensemble_scheduling { step [ { model_name: "step" } ] }'
     put(moto, "parts", "whole", {"config.pbtxt": steps, "1/": b""})
     put(moto, "parts", "unasked")
+    put(moto, "parts", "mlservers", {**many, "model-settings.json": b"{}"})
     fetcher = Fetcher(program, "s3://models/parts", tmp_path / "cache")
+    assert fetcher.round("mlservers") == {}
+    assert set(fetcher.files("mlservers")) == {*many, "model-settings.json"}
     assert fetcher.round("whole") == {}
     assert set(fetcher.files("step")) == {"2/model.py", "10/model.py", "config.pbtxt", "labels.txt"}
     assert (fetcher.folder("whole") / "1").is_dir()

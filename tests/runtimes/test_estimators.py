@@ -162,11 +162,16 @@ def test_a_pickle_needs_permission_and_is_not_opened_without(tmp_path: Path) -> 
 
 
 @pytest.mark.needs("sklearn")
-def test_values_that_a_model_refuses_are_the_callers_mistake(tmp_path: Path) -> None:
+def test_values_that_a_model_refuses_are_the_callers_mistake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = folder(tmp_path, "model.joblib", joblib_of(sklearn_classifier()))
     backend, spec = load(directory, allow_model_code=True)
     error = failure(ask(backend, spec, predict=np.full((1, 4), np.nan, np.float32)))
     assert (error.code, "NaN" in error.message) == (Code.INVALID_ARGUMENT, True)
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.getMessage().startswith("inference failed: ValueError: Input X contains NaN")
 
 
 @pytest.mark.needs("sklearn")

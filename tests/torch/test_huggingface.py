@@ -18,26 +18,40 @@ TEXTS = ["good day", "bad day", "day"]
 TASK = 'parameters { key: "task" value { string_value: "text-classification" } }'
 
 
+def saved_in(folder: Path, kind: str) -> Path:
+    """Save a model of 16 tokens with random weights. `kind`: class of transformers."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", "[MASK]", "good", "bad", "day"]
+    tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    if kind.startswith("GPT2"):
+        config = transformers.GPT2Config(
+            vocab_size=6, n_positions=16, n_embd=8, n_layer=1, n_head=2, pad_token_id=0
+        )
+    else:
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.BertConfig(
+            vocab_size=6, intermediate_size=8, max_position_embeddings=16, **sizes
+        )
+    model = getattr(transformers, kind)(config)
+    if kind.startswith("GPT2"):
+        model.generation_config.max_new_tokens = 6
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a classifier with random weights."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("saved")
-    words = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "good", "bad", "day"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=5, intermediate_size=8, max_position_embeddings=16, **sizes)
-    BertForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    return saved_in(tmp_path_factory.mktemp("saved"), "BertForSequenceClassification")
 
 
 def folder(root: Path, saved: Path, config: str = TASK, weights: str = "model.safetensors") -> str:
@@ -93,8 +107,46 @@ def test_files_with_code_need_permission(tmp_path: Path, saved: Path) -> None:
 def test_a_task_is_needed_and_must_exist(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(ConfigError, match=r"parameters.task is missing, such as"):
         load(folder(tmp_path / "a", saved, config=""))
-    with pytest.raises(Exception, match=r"no-such-task"):
-        load(folder(tmp_path / "b", saved, config=TASK.replace("text-class", "no-such-task")))
+    for task in ("no-such-task", "image-classification", "zero-shot-classification"):
+        directory = folder(tmp_path / task, saved, TASK.replace("text-classification", task))
+        text = rf"task '{task}' is no task of texts alone: .*text-classification, .* work; for oth"
+        with pytest.raises(ConfigError, match=text):
+            load(directory)
+    with pytest.raises(Exception, match="no-such-task"):  # may be of the model's own code
+        load(str(tmp_path / "no-such-task/m"), allow_model_code=True)
+
+
+def refusal(directory: str, *texts: str) -> str:
+    backend, spec = load(directory)
+    given = np.array([text.encode() for text in texts], object)
+    fine = arrays(ask(backend, spec, args=given[:1]))["output"]
+    assert json.loads(fine[0, 0])
+    error = failure(ask(backend, spec, args=given))
+    assert error.code is Code.INVALID_ARGUMENT
+    return error.message
+
+
+def test_a_text_of_too_many_tokens_is_refused(tmp_path: Path, saved: Path) -> None:
+    message = refusal(folder(tmp_path, saved), "good day", "day " * 17)
+    assert message == "input 'args': text 1 has 17 tokens, and the model takes at most 16"
+
+
+def test_tokens_that_a_model_adds_count_too(tmp_path: Path) -> None:
+    saved = saved_in(tmp_path / "saved", "GPT2LMHeadModel")
+    config = TASK.replace("text-classification", "text-generation") + 'input [{ name: "prompt" }]'
+    backend, spec = load(folder(tmp_path, saved, config))
+    error = failure(ask(backend, spec, prompt=np.array([b"day " * 12], object)))
+    assert error.message == (
+        "input 'prompt': text 0 has 12 tokens, and the model takes at most 16 with the 6 that it"
+        " adds"
+    )
+
+
+def test_a_text_without_a_mask_is_refused(tmp_path: Path) -> None:
+    saved = saved_in(tmp_path / "saved", "BertForMaskedLM")
+    config = TASK.replace("text-classification", "fill-mask")
+    message = refusal(folder(tmp_path, saved, config), "good [MASK]", "good day")
+    assert message.startswith("input 'args': No mask_token ([MASK]) found")
 
 
 def test_a_folder_of_mlservers(tmp_path: Path, saved: Path) -> None:

@@ -86,14 +86,18 @@ def from_exception(
         ex: exception from the model's code.
         log: logger for the traceback.
         what: failed action, for the log.
-        code: error code of the answer, unless CUDA is at fault.
+        code: error code of the answer, unless CUDA is at fault. For INVALID_ARGUMENT, values that
+            the model refuses, the log has a line without traceback.
         purpose: use of the GPU memory, for the text of an out-of-memory error.
     """
     if isinstance(ex, ShmserveError):
         return ex
     text, kind = describe(ex), type(ex).__name__
     shown = (type(ex), ex, _from_model(ex))
-    log.error("%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=shown)
+    level, frames = (
+        (logging.WARNING, None) if code is Code.INVALID_ARGUMENT else (logging.ERROR, shown)
+    )
+    log.log(level, "%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=frames)
     return from_cuda(ex, purpose) or ModelFailure(text, code)
 
 

@@ -2,8 +2,9 @@
 
 A request fails alone if the cause is known to be that request: unreadable client memory, an error
 response for this request, an output too large for its window. An exception from the backend fails
-the whole batch. If the requests of a failed batch share a tensor and want different outputs, an
-output of a single request may be the cause: each request then runs again, alone.
+the whole batch. If the requests of a failed batch share a tensor, a single request may be the
+cause: an output that only this request wants, or values that the model refuses with
+InvalidArgument. Each request then runs again, alone.
 
 Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
 inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each
@@ -27,7 +28,7 @@ from contextlib import AbstractContextManager
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
+from shmserve.errors import Code, DeviceMemoryExhausted, Internal, ShmserveError
 from shmserve.executor.backend import Backend, BatchForm, Response
 from shmserve.executor.loop import runner
 from shmserve.executor.loop.run_statistics import RunStatistics
@@ -171,13 +172,17 @@ class BatchRunner(Struct, eq=False):
                 self._statistics.finished(member.answer.timing)
 
     def _should_part(self, members: list[BatchMember]) -> bool:
-        """Return True if a gathered batch has failed, and its requests want different outputs."""
+        """Return True if a gathered batch has failed, and the model refuses values, or the requests
+        want different outputs."""
         if not all(member.has_failed for member in members):
             return False
         config, outputs = self._workspace.spec.config, self._workspace.outputs
         is_flat = bool(config.batch_input or config.batch_output)
         if self._backend.batching is not BatchForm.STACKED and not is_flat:
             return False
+        codes = {member.answer.error_code for member in members}
+        if codes == {Code.INVALID_ARGUMENT}:
+            return len(members) > 1
         return len({frozenset(member.message.outputs or outputs) for member in members}) > 1
 
     def _run_alone(self, member: BatchMember) -> BatchMember:

@@ -237,7 +237,14 @@ def test_the_request(tmp_path: Path) -> None:
         ("async def f(x: Floats) -> Floats: ...", "f is async: write def"),
         ("def f(x: 'Unknown') -> Floats: ...", "the hints of f cannot be read: name 'Unknown'"),
         ("@batched(4)\ndef f(x: Floats) -> Floats: ...", r"batched needs Shape\(\"batch\", ...\)"),
-        ("def a(x: Floats) -> Floats: ...\ndef b(x: Floats) -> Floats: ...", "a and b may each be"),
+        (
+            "def a(x: Floats) -> Floats: ...\ndef b(x: Floats) -> Floats: ...",
+            "a and b may each be the model: name the model's function predict, or .* def _b",
+        ),
+        (
+            "class A:\n    def predict(self, x: Floats) -> Floats: ...\nclass B(A): ...",
+            "A and B may each be the model: write an underscore in front of .* such as class _B",
+        ),
         (
             "def f(x: Annotated[NDArray[np.int8], Shape('batch')]) -> Rows: ...",
             r"'x': write Shape\(\"batch\", 1\)",

@@ -364,6 +364,28 @@ def test_what_the_model_raises_is_everybodys_error(rig: Rig, batching: BatchForm
     clients.assert_no_slots()
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_values_that_the_model_refuses_are_the_error_of_their_request(
+    rig: Rig, answered: bool
+) -> None:
+    def model(request: Request) -> Response:
+        if (request.inputs["IN"].numpy() > 1).any():
+            if answered:
+                return Response(error=InvalidArgument("too large"))
+            raise InvalidArgument("too large")
+        return own_doubled(request)
+
+    gate = Gate(model, BatchForm.STACKED)
+    clients = Clients(rig, spec_of(PLAIN), gate)
+    clients.queue(rows(2), rows(3, value=5), rows(1))
+    clients.finish()
+    assert gate.rows == [[1], [6], [2], [3], [1]]
+    assert failed_with(clients.results[1], InvalidArgument, "too large")
+    for number, count in ((0, 2), (2, 1)):
+        np.testing.assert_array_equal(clients.results[number], rows(count) * 2)
+    clients.assert_no_slots()
+
+
 @pytest.mark.parametrize("lacking", ["response", "rows"])
 def test_answers_that_are_missing_are_errors(rig: Rig, lacking: str) -> None:
     class Short(Gate):

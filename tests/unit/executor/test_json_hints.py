@@ -188,6 +188,86 @@ def test_pydantics_models_within(tmp_path: Path) -> None:
     assert "m.Inner" in model.schemas.components
 
 
+@pytest.mark.parametrize("struct", ["", "class Size(msgspec.Struct):\n        x: str"])
+def test_pydantics_models_of_equal_names_have_schemas_of_their_own(
+    tmp_path: Path, struct: str
+) -> None:
+    code = f"""
+    class Left(BaseModel):
+        class Size(BaseModel):
+            left: int
+        size: Size
+    class Right(BaseModel):
+        class Size(BaseModel):
+            right: int
+        size: Size
+    {struct}
+    def f(a: Left, b: Right, c: {"Size" if struct else "int"}) -> Left.Size: return a.size
+    """
+    schemas = Asker(tmp_path, code).schemas
+    components = schemas.components
+
+    def at(schema: dict[str, Any]) -> Any:
+        name = schema["$ref"].removeprefix("#/components/schemas/")
+        assert name.startswith("m.")
+        return components[name]["properties"]
+
+    members = schemas.body["properties"]
+    assert at(at(members["a"])["size"]).keys() == at(schemas.answer).keys() == {"left"}
+    assert at(at(members["b"])["size"]).keys() == {"right"}
+    if struct:
+        assert at(members["c"]) == {"x": {"type": "string"}}
+
+
+@pytest.mark.parametrize("hint", ["A", "list[A]", "B", "dict[str, B | None]"])
+@pytest.mark.parametrize("field", ["Annotated[int, Field(lt=10)]", "int = Field(lt=10)"])
+def test_dataclasses_of_pydantics_are_refused(tmp_path: Path, hint: str, field: str) -> None:
+    code = f"""
+    from typing import Annotated
+    import pydantic.dataclasses
+    @pydantic.dataclasses.dataclass
+    class A:
+        x: {field}
+    class B(msgspec.Struct):
+        a: A
+        more: "list[B]" = []
+    def f(a: {hint}) -> int: return 1
+    """
+    with pytest.raises(ConfigError, match=r"'A' is a dataclass of pydantic's, .*class A\(BaseMod"):
+        Asker(tmp_path, code)
+
+
+def test_a_form_for_an_argument_that_is_the_body(tmp_path: Path) -> None:
+    code = """
+    class Inner(BaseModel):
+        left: int
+    class Other(BaseModel):
+        right: int
+    class Body(BaseModel):
+        image: bytes
+        size: int = Field(lt=10)
+        title: str = Field("", alias="name")
+        box: Inner | None = None
+        ids: list[int] = []
+        other: Inner | Other | None = None
+        others: list[Inner] | list[Other] = []
+    def f(body: Body) -> Any:
+        box = body.other or body.box
+        return [body.image.hex(), body.size, body.title, box and box.left, body.ids]
+    """
+    model = Asker(tmp_path, code)
+    assert model.schemas.files == ("image",)
+    assert model.form(("image", b"\xff"), ("size", b"5")) == ["ff", 5, "", None, []]
+    parts = [("name", b"7"), ("box", b'{"left": 3}'), ("ids", b"1"), ("ids", b"2")]
+    assert model.form(("image", b"a"), ("size", b"5"), *parts) == ["61", 5, "7", 3, [1, 2]]
+    other = ("other", b'{"left": 4}')
+    assert model.form(("image", b""), ("size", b"5"), other) == ["", 5, "", 4, []]
+    with pytest.raises(InvalidArgument, match=r"less than 10 - at `size`"):
+        model.form(("image", b"a"), ("size", b"50"))
+    with pytest.raises(InvalidArgument, match="a part 'title', and no argument has this name"):
+        model.form(("image", b"a"), ("size", b"5"), ("title", b"x"))
+
+
 def test_answers_of_numpy(tmp_path: Path) -> None:
     code = "def f() -> Any: return [np.float32(0.5), np.arange(2), np.float64(2), np.bool_(True)]"
     assert Asker(tmp_path, code).ask(b"") == [0.5, [0, 1], 2.0, True]

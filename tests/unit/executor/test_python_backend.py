@@ -164,6 +164,17 @@ def test_the_log_shows_all_of_the_servers_own_traceback(caplog) -> None:
     assert "repository/model_folder.py" in caplog.text
 
 
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.INVALID_ARGUMENT])
+def test_refused_values_are_a_line_without_traceback(
+    caplog: pytest.LogCaptureFixture, code: Code
+) -> None:
+    error = from_exception(ValueError("NaN"), logging.getLogger(), "inference failed", code)
+    assert (error.code, error.message) == (code, "NaN")
+    (record,) = caplog.records
+    assert record.getMessage() == "inference failed: ValueError: NaN"
+    assert bool(record.exc_info) is (code is Code.INTERNAL)
+
+
 def test_sanitised_texts() -> None:
     assert sanitised("and/or 3 / 4 = N/A; 2.5/s") == "and/or 3 / 4 = N/A; 2.5/s"
     assert sanitised("open ~/x, ./y/z.txt and ../w") == "open <path>, <path> and <path>"

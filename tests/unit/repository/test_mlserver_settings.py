@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shmserve import repository
+from shmserve.errors import ConfigError
 from shmserve.repository import no_models
 
 SKLEARN = "mlserver_sklearn.SKLearnModel"
@@ -48,6 +49,57 @@ def test_each_version_folder_may_have_settings(tmp_path: Path) -> None:
     for version in "12":
         folder = make(tmp_path, at=version, name="m")
     assert [s.version for s in repository.read_folder(str(folder)).specs] == ["2"]
+
+
+def test_each_version_has_the_file_of_its_own_settings(tmp_path: Path) -> None:
+    for version in "123":
+        folder = make(tmp_path, at=version, parameters={"uri": f"{version}.joblib"})
+        (folder / version / f"{version}.joblib").touch()
+    (folder / "2/2.joblib").unlink()
+    text = '{"backend": "sklearn", "version_policy": {"all": {}}}'
+    found = repository.read_folder(str(folder), text)
+    assert [(s.version, s.config.model_file) for s in found.specs] == [
+        ("1", "1.joblib"),
+        ("3", "3.joblib"),
+    ]
+    assert found.failures == {"2": "version 2 has no file '2.joblib'"}
+    (folder / "config.pbtxt").write_text('backend: "sklearn"')
+    assert repository.read_folder(str(folder)).specs[0].config.model_file == "model.joblib"
+
+
+@pytest.mark.parametrize("file", ["model.joblib", "model.onnx", "model.py"])
+def test_a_version_folder_does_not_hide_the_settings_beside(tmp_path: Path, file: str) -> None:
+    """MLServer knows no folders of versions: a folder `1` may hold anything."""
+    folder = make(tmp_path, parameters={"uri": "./1/weights.joblib", "version": "3"})
+    (folder / "1").mkdir()
+    for name in (file, "weights.joblib"):
+        (folder / "1" / name).touch()
+    (spec,) = repository.read_folder(str(folder)).specs
+    found = spec.version, spec.backend, spec.config.model_file
+    assert found == ("3", "sklearn", "1/weights.joblib")
+    (folder / "model-settings.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model-settings\.json: "):
+        repository.read_folder(str(folder))
+
+
+def test_settings_in_the_folder_and_in_a_version_folder_are_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    make(tmp_path, at="2")
+    with pytest.raises(ConfigError, match=r"in its folder and in folder '2': remove the one"):
+        repository.read_folder(str(folder))
+
+
+@pytest.mark.parametrize("beside", ["an implementation of one's own", "config.pbtxt"])
+def test_version_folders_come_first_where_settings_are_not_served(
+    tmp_path: Path, beside: str
+) -> None:
+    folder = make(tmp_path, "model.MyModel" if "own" in beside else SKLEARN)
+    (folder / "2").mkdir()
+    (folder / "2/model.onnx").touch()
+    if beside == "config.pbtxt":
+        (folder / beside).write_text('backend: "onnxruntime"')
+    (spec,) = repository.read_folder(str(folder)).specs
+    assert (spec.version, spec.backend) == ("2", "onnxruntime")
 
 
 def test_fields_become_a_configuration(tmp_path: Path) -> None:

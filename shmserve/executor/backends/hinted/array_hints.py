@@ -10,7 +10,12 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument
-from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, without_none
+from shmserve.executor.backends.hinted.signatures import (
+    HintedSignature,
+    plain,
+    set_batching,
+    without_none,
+)
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.model import Batching, Shape
 from shmserve.tensor.dtypes import Datatype, from_numpy, object_array
@@ -102,15 +107,6 @@ class ArrayCall:
             found = f"{len(values)} of them" if isinstance(values, tuple) else type(values).__name__
             raise Internal(f"the answer must be {len(self._outputs)} arrays, got {found}")
         return {t.name: v for t, v in zip(self._outputs, values, strict=True)}
-
-
-def set_batching(document: dict[str, Any], batching: Batching) -> None:
-    """Set a configuration's batching where the configuration has none."""
-    document["max_batch_size"] = document.get("max_batch_size") or batching.max_size
-    if "sequence_batching" not in document:
-        delay_us = int(batching.delay_ms * 1000)
-        delay = {"max_queue_delay_microseconds": delay_us} if delay_us else {}
-        document.setdefault("dynamic_batching", delay)
 
 
 def has_array(hint: Any) -> bool:

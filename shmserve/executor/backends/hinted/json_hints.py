@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Container
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -14,8 +16,7 @@ from msgspec import inspect as kinds
 from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
-from shmserve.executor.backends.hinted.array_hints import set_batching
-from shmserve.executor.backends.hinted.signatures import HintedSignature, plain
+from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, set_batching
 from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.protocol.decoding import json_decoder
@@ -32,7 +33,7 @@ from shmserve.tensor.dtypes import object_array
 
 _OBJECTS = (kinds.StructType, kinds.DataclassType, kinds.TypedDictType)
 _LISTS = (kinds.ListType, kinds.VarTupleType, kinds.SetType, kinds.FrozenSetType)
-_FROM_JSON = (*_OBJECTS, *_LISTS, kinds.TupleType, kinds.DictType, kinds.CustomType)
+_FROM_JSON = (*_OBJECTS, *_LISTS, kinds.TupleType, kinds.DictType)
 _TENSOR = {"name": JSON_TENSOR, "data_type": "TYPE_STRING", "dims": [1]}
 
 
@@ -158,6 +159,12 @@ def _is_pydantic(hint: Any) -> bool:
 
 def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
     """Return the possible types of each field of an object; empty for objects of unknown keys."""
+    if _is_pydantic(kind):
+        names = {n: f.validation_alias or f.alias for n, f in kind.model_fields.items()}
+        return {
+            alias if isinstance(alias, str) else name: _types(kind.model_fields[name].annotation)
+            for name, alias in names.items()
+        }
     info = kinds.type_info(kind)
     if not isinstance(info, _OBJECTS):
         return {}
@@ -167,6 +174,18 @@ def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
         else (field.type,)
         for field in info.fields
     }
+
+
+def _types(hint: Any) -> tuple[kinds.Type, ...]:
+    """Return the possible types of a hint for pydantic, AnyType for types unknown to msgspec."""
+    found: list[kinds.Type] = []
+    is_union = typing.get_origin(hint) in (typing.Union, UnionType)
+    for member in typing.get_args(hint) if is_union else (hint,):
+        try:
+            found.append(kinds.type_info(member))
+        except TypeError:
+            found.append(kinds.AnyType())
+    return tuple(found)
 
 
 def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> Any:
@@ -180,7 +199,7 @@ def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> A
         )
     if any(isinstance(kind, kinds.BytesType | kinds.ByteArrayType) for kind in types):
         return parts[0]
-    if any(isinstance(kind, _FROM_JSON) for kind in types):
+    if any(isinstance(kind, _FROM_JSON) or _is_pydantic(getattr(kind, "cls", 0)) for kind in types):
         try:
             return _any_json(parts[0])
         except UnreadableMessage as ex:
@@ -222,19 +241,23 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
     """Return the schemas of a function, which exist only if JSON can carry the hints."""
     prefix = re.sub(r"[^\w.-]", "_", model)
     template = f"#/components/schemas/{prefix}.{{}}"
-    components: dict[str, Any] = {}
+    found: dict[Any, dict[str, Any]] = {}  # schemas of pydantic's models
 
-    def hook(unknown: type[Any]) -> dict[str, Any]:
+    def schema_of(unknown: type[Any]) -> dict[str, Any]:
         if not _is_pydantic(unknown):
             raise NotImplementedError
-        schema = unknown.model_json_schema(ref_template=template.format("{model}"))
-        components.update(schema.pop("$defs", {}))
-        return dict(schema)
+        return dict(found.setdefault(unknown, {"type": "object"}))
+
+    def described() -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+        return msgspec.json.schema_components(
+            (kind, answer), schema_hook=schema_of, ref_template=template.format("{name}")
+        )
 
     try:
-        (body, given), more = msgspec.json.schema_components(
-            (kind, answer), schema_hook=hook, ref_template=template.format("{name}")
-        )
+        _refuse_unchecked(kinds.type_info(kind), set())
+        _, more = described()
+        components = _fill_in(found, template, more)
+        (body, given), more = described()
     except (TypeError, NotImplementedError) as ex:
         text = str(ex).splitlines()[0]
         raise ConfigError(
@@ -246,6 +269,42 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
         body = named.pop(body["$ref"].rpartition("/")[2], body)
     files = [n for n, types in _fields(kind).items() if any(map(_is_file, types))]
     return JsonCallSchemas(summary, body, given, tuple(files), named)
+
+
+def _fill_in(
+    schemas: dict[Any, dict[str, Any]], template: str, taken: Container[str]
+) -> dict[str, Any]:
+    """Write the schemas of pydantic's models, all at once, so that classes of equal names get names
+    of their own. Return the definitions. `taken`: names of definitions of other kinds."""
+    if not schemas:
+        return {}
+    from pydantic.json_schema import models_json_schema
+
+    modes: Any = [(kind, "validation") for kind in schemas]
+    for begin in ("", "pydantic."):
+        inner = template.format(begin + "{model}")
+        found, document = models_json_schema(modes, ref_template=inner)
+        definitions = document.get("$defs", {})
+        if not any(name in taken for name in definitions):
+            break
+    for (kind, _), schema in found.items():
+        schemas[kind] = schema
+    return {begin + name: schema for name, schema in definitions.items()}
+
+
+def _refuse_unchecked(info: Any, seen: set[int]) -> None:
+    """Raise ConfigError for a dataclass of pydantic's, whose constraints msgspec does not know."""
+    if isinstance(info, tuple):
+        for member in info:
+            _refuse_unchecked(member, seen)
+    elif isinstance(info, kinds.Type | kinds.Field) and id(info) not in seen:
+        seen.add(id(info))
+        if isinstance(info, kinds.DataclassType) and hasattr(info.cls, "__pydantic_validator__"):
+            raise ConfigError(
+                f"'{info.cls.__name__}' is a dataclass of pydantic's, whose constraints are not"
+                f" checked: write class {info.cls.__name__}(BaseModel)"
+            )
+        _refuse_unchecked(msgspec.structs.astuple(info), seen)
 
 
 def _is_file(kind: kinds.Type) -> bool:

@@ -66,9 +66,11 @@ def find_target(module: ModuleType) -> Callable[..., Any] | None:
     named = {name: value for name, value in functions.items() if name == METHOD}
     found: dict[str, Any] = kinds or named or functions
     if len(found) > 1:
+        *_, last = names = sorted(found)
+        kind, one = ("class", "") if kinds else ("def", f"name the model's function {METHOD}, or ")
         raise ConfigError(
-            f"{' and '.join(sorted(found))} may each be the model: name the model's function"
-            f" {METHOD}, or begin the other names with an underscore"
+            f"{' and '.join(names)} may each be the model: {one}write an underscore in front of"
+            f" every name but the model's, such as {kind} _{last}"
         )
     return next(iter(found.values()), None)
 
@@ -105,6 +107,15 @@ def signature_of(target: Callable[..., Any]) -> HintedSignature:
         streams,
         getattr(function, BATCHED, None),
     )
+
+
+def set_batching(document: dict[str, Any], batching: Batching) -> None:
+    """Set a configuration's batching where the configuration has none."""
+    document["max_batch_size"] = document.get("max_batch_size") or batching.max_size
+    if "sequence_batching" not in document:
+        delay_us = int(batching.delay_ms * 1000)
+        delay = {"max_queue_delay_microseconds": delay_us} if delay_us else {}
+        document.setdefault("dynamic_batching", delay)
 
 
 def _argument(parameter: inspect.Parameter, hints: dict[str, Any]) -> Argument:
