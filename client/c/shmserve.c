@@ -1044,7 +1044,7 @@ static int make_memory(const char *name, size_t size) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem = 0;
     if (fd < 0) return -1;
     /* without memory this fails here, and does not kill the program later */
-    for (size_t at = 0; at < size && !problem; at += problem ? 0 : step)
+    for (size_t at = 0; at < size && !problem; at += step)
         do problem = posix_fallocate(fd, (off_t)at, (off_t)(size - at < step ? size - at : step));
         while (problem == EINTR);
     if (problem || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
@@ -1794,6 +1794,18 @@ static bool send_short(shmserve_lane *lane, const char *name, uint64_t number, u
     return send_packet(lane->fd, bytes, written(&w), -1, 0) != TIMEOUT;
 }
 
+/* Ask the executor to end a call, if it has not been asked and the socket has room. Hold the guard. */
+static void send_cancel(shmserve_lane *lane, Call *call) {
+    if (!call->cancel_sent) call->cancel_sent = send_short(lane, "LaneCancel", call->number, 0);
+}
+
+static void ask_to_end(shmserve_lane *lane, Call *call) {
+    pthread_mutex_lock(&lane->guard);
+    atomic_store(&call->cancelled, true);
+    send_cancel(lane, call);
+    pthread_mutex_unlock(&lane->guard);
+}
+
 static Call *call_of(shmserve_lane *lane, uint64_t number) {
     for (size_t i = 0; number && i < lane->call_count; i++)
         if (lane->calls[i].number == number) return &lane->calls[i];
@@ -1820,7 +1832,7 @@ static const shmserve_answer *failed_answer(shmserve_lane *lane, Call *call, Sta
 static const shmserve_answer *expire(shmserve_lane *lane, Call *call) {
     bool sent = call->state == SENT;
     fail(&call->parts->failure, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
-    if (sent) send_short(lane, "LaneCancel", call->number, 0);
+    if (sent) ask_to_end(lane, call);
     release(lane, call, false, sent, false);
     call->given_up_at = now_ns();
     return failed_answer(lane, call, sent ? GIVEN_UP : FREE);
@@ -1922,22 +1934,14 @@ static void take_late(shmserve_lane *lane) {
     }
 }
 
-/* Hold the guard. */
-static void send_cancel(shmserve_lane *lane, Call *call) {
-    if (!call->cancel_sent) call->cancel_sent = send_short(lane, "LaneCancel", call->number, 0);
-}
-
 /* Send credit, and cancellations for which the socket had no room. What has no room now is sent after the next packet:
  * the executor has requests to read, and answers them. */
 static void send_due(shmserve_lane *lane) {
     for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
-        if (call->state != SENT) continue;
-        if (call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
-        if (!atomic_load(&call->cancelled)) continue;
-        pthread_mutex_lock(&lane->guard);
-        send_cancel(lane, call);
-        pthread_mutex_unlock(&lane->guard);
+        if (call->state != SENT && call->state != GIVEN_UP) continue;
+        if (call->state == SENT && call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
+        if (atomic_load(&call->cancelled)) ask_to_end(lane, call);
     }
 }
 

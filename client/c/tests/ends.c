@@ -104,7 +104,7 @@ static int answers_before_the_end(void) {
     return 0;
 }
 
-/* Credit for which the socket has no room is sent later. */
+/* Credit and cancellations for which the socket has no room are sent later. */
 static int credit_and_a_full_socket(void) {
     if (begin()) return 1;
     static const uint8_t zeros[4000];
@@ -125,15 +125,20 @@ static int credit_and_a_full_socket(void) {
     }
     CHECK(!shmserve_take(lane, 0, &answer, &error) && !answer);
     static uint8_t packet[MAX_PACKET];
-    uint64_t answers = 0;
-    for (int round = 0; round < 2; round++) { /* the executor reads all; what had no room comes now */
+    uint64_t answers = 0, cancelled = 0;
+    for (int round = 0; round < 3; round++) { /* the executor reads all; what had no room comes now */
         for (ssize_t got; (got = recv(other, packet, sizeof packet, MSG_DONTWAIT)) > 0;) {
             Reader r = {packet, packet + got, false};
             if (take_name(&r, "LaneCredit") == 2 && take_kind(&r, UNSIGNED) == ticket) answers += take_kind(&r, UNSIGNED);
+            if (take_name(&r, "LaneCancel") == 1 && take_kind(&r, UNSIGNED) == ticket) cancelled++;
         }
         CHECK(!shmserve_take(lane, 0, &answer, &error) && !answer);
+        if (round) continue;
+        while (send(lane->fd, byte, 1, MSG_DONTWAIT) == 1) continue; /* full again, when the stream's time is over */
+        lane->calls[0].deadline = now_ns();
+        CHECK(!shmserve_take(lane, -1, &answer, &error) && answer && answer->code == SHMSERVE_DEADLINE_EXCEEDED);
     }
-    CHECK(answers == 2);
+    CHECK(answers == 2 && cancelled == 1);
     shmserve_lane_close(lane);
     close(other);
     return 0;
