@@ -734,7 +734,7 @@ static shmserve_code owned(const shmserve_client *client, shmserve_error *error)
     return fail(error, SHMSERVE_FAILED_PRECONDITION, "the client belongs to another process: connect in the child after fork");
 }
 
-static bool begin_turn(shmserve_client *client, int64_t until) {
+static shmserve_code begin_turn(shmserve_client *client, int64_t until, shmserve_error *error) {
     struct timespec time = timespec_of(until);
     pthread_mutex_lock(&client->turn);
     int late = 0;
@@ -742,7 +742,8 @@ static bool begin_turn(shmserve_client *client, int64_t until) {
     bool mine = !client->asking;
     client->asking = true;
     pthread_mutex_unlock(&client->turn);
-    return mine;
+    if (mine) return SHMSERVE_OK;
+    return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "other threads are still asking the server");
 }
 
 static void end_turn(shmserve_client *client) {
@@ -905,21 +906,6 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
     }
 }
 
-/* Ask a question that is answered by Ok. */
-static shmserve_code ask_ok(shmserve_client *client, const Writer *question, int fd, int64_t until, int64_t patience_ns,
-                            shmserve_error *error) {
-    Reader r;
-    size_t items;
-    int received;
-    shmserve_code code = ask(client, question, fd, "Ok", until, patience_ns, &r, &items, &received, error);
-    if (!code && received >= 0) close(received);
-    return code;
-}
-
-static shmserve_code busy(shmserve_error *error) {
-    return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "other threads are still asking the server");
-}
-
 /* ------------------------------------------------------------------------------------------ finding the server */
 
 /* Take `folder`/client.sock as the path if no other user can have put it there to receive tensors. */
@@ -1033,12 +1019,6 @@ static void list_block(shmserve_client *client, Block *block) {
     block->listed = true;
 }
 
-static void unlist_block(shmserve_client *client, Block *block) {
-    size_t index = (size_t)order_of(client, block->address);
-    memmove(client->order + index, client->order + index + 1, (--client->order_count - index) * sizeof *client->order);
-    block->listed = false;
-}
-
 static int make_memory(const char *name, size_t size) {
     const size_t step = (size_t)2 << 20; /* a signal undoes one step: larger ones might never succeed */
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem = 0;
@@ -1054,8 +1034,17 @@ static int make_memory(const char *name, size_t size) {
     return fd;
 }
 
-static void put_register(Writer *w, const char *name, size_t size) {
-    put_array(w, 4), put_text(w, "RegisterMemfd"), put_text(w, name), put_uint(w, 0), put_uint(w, size);
+/* Register a region, in the caller's turn. */
+static shmserve_code ask_register(shmserve_client *client, const Block *block, int64_t until, shmserve_error *error) {
+    uint8_t bytes[128];
+    Writer w = writer(bytes, sizeof bytes);
+    put_array(&w, 4), put_text(&w, "RegisterMemfd"), put_text(&w, block->name), put_uint(&w, 0), put_uint(&w, block->size);
+    Reader r;
+    size_t items;
+    int received;
+    shmserve_code code = ask(client, &w, block->fd, "Ok", until, client->patience_ns, &r, &items, &received, error);
+    close_fd(received);
+    return code;
 }
 
 /* Note a region that the server is to forget. Hold `pool`. */
@@ -1069,7 +1058,7 @@ static void forget(shmserve_client *client, int64_t until) {
     Reader r;
     size_t items;
     int fd;
-    if (!begin_turn(client, until)) return;
+    if (begin_turn(client, until, NULL)) return;
     for (int tries = 2; tries && ask(client, NULL, -1, "", until, 0, &r, &items, &fd, NULL); tries--) continue;
     end_turn(client);
 }
@@ -1084,13 +1073,11 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
     snprintf(bare->name, sizeof bare->name, "%s-%u", client->prefix, number);
     bare->fd = make_memory(bare->name, size);
     if (bare->fd < 0) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left", size);
-    shmserve_code code = begin_turn(client, until) ? SHMSERVE_OK : busy(error);
-    bool was_sent = !code;
+    bare->size = size;
+    shmserve_code code = begin_turn(client, until, error);
+    bool was_sent = false;
     if (!code) {
-        uint8_t bytes[128];
-        Writer w = writer(bytes, sizeof bytes);
-        put_register(&w, bare->name, size);
-        code = ask_ok(client, &w, bare->fd, until, client->patience_ns, error);
+        code = ask_register(client, bare, until, error);
         was_sent = client->was_sent;
         end_turn(client);
     }
@@ -1110,7 +1097,8 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
 
 /* Give up a block. The server forgets it with the next question. Hold `pool`. */
 static void discard(shmserve_client *client, Block *block) {
-    unlist_block(client, block);
+    size_t index = (size_t)order_of(client, block->address);
+    memmove(client->order + index, client->order + index + 1, (--client->order_count - index) * sizeof *client->order);
     unwant(client, block->name);
     munmap(block->address, block->size);
     close_fd(block->fd);
@@ -1225,15 +1213,11 @@ void shmserve_close(shmserve_client *client) {
     if (!client) return;
     for (size_t i = 0; i < MAX_BLOCKS; i++)
         if (client->blocks[i].listed) discard(client, &client->blocks[i]);
-    if (owned(client, NULL)) close_fd(client->control); /* threads of the parent may wait for the locks */
-    else {
-        if (client->unwanted_count) forget(client, now_ns() + TRY_NS);
-        disconnect(client);
-        pthread_mutex_destroy(&client->pool);
-        pthread_mutex_destroy(&client->turn);
-        pthread_cond_destroy(&client->turn_over);
-    }
-    free(client);
+    bool ours = !owned(client, NULL);
+    if (ours && client->unwanted_count) forget(client, now_ns() + TRY_NS);
+    if (ours) disconnect(client);
+    else close_fd(client->control);
+    free(client); /* with its locks, which threads of a parent may have */
 }
 
 shmserve_code shmserve_describe(shmserve_client *client, const char *name, const char *version, int64_t timeout_ns,
@@ -1247,8 +1231,7 @@ shmserve_code shmserve_describe(shmserve_client *client, const char *name, const
     if (code) return code;
     Model *model = *result ? (Model *)*result : new_pages(sizeof *model, error);
     if (!model) return SHMSERVE_RESOURCE_EXHAUSTED;
-    code = begin_turn(client, until) ? SHMSERVE_OK : busy(error);
-    if (!code) {
+    if (!(code = begin_turn(client, until, error))) {
         Reader r;
         size_t items;
         int fd;
@@ -1657,12 +1640,12 @@ static shmserve_code open_once(shmserve_lane *lane, int64_t until, shmserve_erro
     uint8_t bytes[1024];
     Writer w = writer(bytes, sizeof bytes);
     put_array(&w, 3), put_text(&w, "OpenLane"), put_text(&w, lane->model), put_text(&w, lane->version);
-    if (!begin_turn(client, until)) return busy(error);
     Reader r;
     Opened opened;
     size_t items;
     int fd = -1;
-    shmserve_code code = SHMSERVE_OK;
+    shmserve_code code = begin_turn(client, until, error);
+    if (code) return code;
     if (client->control >= 0 && !client->has_lanes) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server has no lanes");
     if (!code) code = ask(client, &w, -1, "LaneOpened", until, 0, &r, &items, &fd, error);
     if (!code && (fd < 0 || !is_seqpacket(fd) || !decode_opened(&r, items, &opened))) {
@@ -1769,7 +1752,6 @@ void shmserve_lane_close(shmserve_lane *lane) {
             if (lane->calls[i].state == UNSENT) release(lane, &lane->calls[i], false, false, false);
             gone |= give_back(client, lane->calls[i].scratch);
         }
-        pthread_mutex_destroy(&lane->guard);
         if (gone) forget(client, now_ns() + TRY_NS);
     }
     close_fd(lane->epoll);
@@ -1868,15 +1850,11 @@ static bool memory_unknown(const Call *call, const Decoded *d) {
 static shmserve_code register_again(shmserve_lane *lane, const Call *call, int64_t until) {
     shmserve_client *client = lane->client;
     bool done[MAX_BLOCKS] = {false};
-    shmserve_code code = begin_turn(client, until) ? SHMSERVE_OK : SHMSERVE_DEADLINE_EXCEEDED;
+    shmserve_code code = begin_turn(client, until, NULL);
     if (code) return code;
     for (size_t i = 0; i < call->use_count && !code; i++) {
-        uint16_t index = call->parts->uses[i].block;
-        const Block *block = &client->blocks[index]; /* stays as it is while a call is using it */
-        uint8_t bytes[128];
-        Writer w = writer(bytes, sizeof bytes);
-        put_register(&w, block->name, block->size);
-        if (!done[index]) code = ask_ok(client, &w, block->fd, until, client->patience_ns, NULL);
+        uint16_t index = call->parts->uses[i].block; /* the block stays as it is while a call is using it */
+        if (!done[index]) code = ask_register(client, &client->blocks[index], until, NULL);
         done[index] = true;
     }
     end_turn(client);
@@ -1985,10 +1963,10 @@ static Call *free_call(shmserve_lane *lane) {
     return call;
 }
 
-static shmserve_code submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket, shmserve_error *error) {
+shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket, shmserve_error *error) {
     int64_t now = now_ns();
-    shmserve_code code = check(request, error);
-    if (code) return code;
+    shmserve_code code = owned(lane->client, error);
+    if (code || (code = check(request, error))) return code;
     Call *call = free_call(lane);
     if (!call) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "%d requests are under way", UNDER_WAY);
     bool limited = request->timeout_ns || request->deadline_ns;
@@ -2011,11 +1989,6 @@ static shmserve_code submit(shmserve_lane *lane, const shmserve_request *request
     if (ticket) *ticket = call->number;
     send_unsent(lane, call->deadline);
     return SHMSERVE_OK;
-}
-
-shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket, shmserve_error *error) {
-    shmserve_code code = owned(lane->client, error);
-    return code ? code : submit(lane, request, ticket, error);
 }
 
 /* Return the time of the next thing to do if nothing comes; NEVER if there is none. Without `tries`, an attempt to send
@@ -2083,11 +2056,10 @@ shmserve_code shmserve_take(shmserve_lane *lane, int64_t timeout_ns, const shmse
 shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_request *request, const shmserve_answer **result,
                              shmserve_error *error) {
     if (result) *result = NULL;
-    shmserve_code code = owned(lane->client, error);
-    if (code) return code;
     if (lane->live) return fail(error, SHMSERVE_FAILED_PRECONDITION, "%zu requests are under way", lane->live);
     if (request->credit) return fail(error, SHMSERVE_INVALID_ARGUMENT, "credit: streams need shmserve_submit and shmserve_take");
-    if ((code = submit(lane, request, NULL, error))) return code;
+    shmserve_code code = shmserve_submit(lane, request, NULL, error);
+    if (code) return code;
     const shmserve_answer *answer = take(lane, NEVER);
     if (!answer) return fail(error, SHMSERVE_INTERNAL, "the request was lost");
     if (answer->code && error) {
