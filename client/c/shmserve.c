@@ -1058,7 +1058,10 @@ static void forget(shmserve_client *client, int64_t until) {
     Reader r;
     size_t items;
     int fd;
-    if (begin_turn(client, until, NULL)) return;
+    pthread_mutex_lock(&client->pool);
+    bool any = client->unwanted_count;
+    pthread_mutex_unlock(&client->pool);
+    if (!any || begin_turn(client, until, NULL)) return;
     for (int tries = 2; tries && ask(client, NULL, -1, "", until, 0, &r, &items, &fd, NULL); tries--) continue;
     end_turn(client);
 }
@@ -1214,8 +1217,7 @@ void shmserve_close(shmserve_client *client) {
     for (size_t i = 0; i < MAX_BLOCKS; i++)
         if (client->blocks[i].listed) discard(client, &client->blocks[i]);
     bool ours = !owned(client, NULL);
-    if (ours && client->unwanted_count) forget(client, now_ns() + TRY_NS);
-    if (ours) disconnect(client);
+    if (ours) forget(client, now_ns() + TRY_NS), disconnect(client);
     else close_fd(client->control);
     free(client); /* with its locks, which threads of a parent may have */
 }
@@ -1747,12 +1749,11 @@ void shmserve_lane_close(shmserve_lane *lane) {
     if (owned(client, NULL)) close_fd(lane->fd);
     else {
         lane_lost(lane, SHMSERVE_CANCELLED);
-        bool gone = false;
         for (size_t i = 0; i < lane->call_count; i++) {
             if (lane->calls[i].state == UNSENT) release(lane, &lane->calls[i], false, false, false);
-            gone |= give_back(client, lane->calls[i].scratch);
+            give_back(client, lane->calls[i].scratch);
         }
-        if (gone) forget(client, now_ns() + TRY_NS);
+        forget(client, now_ns() + TRY_NS);
     }
     close_fd(lane->epoll);
     munmap(lane, sizeof *lane);
