@@ -37,6 +37,7 @@
 #define STORE_BYTES ((size_t)256 * 1024)
 #define MAX_BLOCKS 256
 #define UNDER_WAY SHMSERVE_MAX_UNDER_WAY
+#define CALLS (2 * UNDER_WAY) /* calls that were given up have room beside those under way */
 #define MS INT64_C(1000000)
 #define SECOND (1000 * MS)
 #define NEVER INT64_MAX
@@ -110,6 +111,9 @@ static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Return the time `ns` from `now`, at most NEVER. */
 static int64_t after(int64_t now, int64_t ns) { return ns > NEVER - now ? NEVER : now + ns; }
+
+/* Return the end of a wait; 0: the usual time. */
+static int64_t limit(int64_t timeout_ns) { return after(now_ns(), timeout_ns ? timeout_ns : ANSWER_NS); }
 
 static struct timespec timespec_of(int64_t ns) {
     return (struct timespec){.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)};
@@ -692,6 +696,7 @@ typedef struct {
 } Block;
 
 struct shmserve_client {
+    pid_t owner; /* a forked child leaves all that it has a copy of to its parent */
     char path[sizeof((struct sockaddr_un *)0)->sun_path];
     bool any_owner;
     uid_t owners[3];
@@ -706,6 +711,7 @@ struct shmserve_client {
     bool asking;
     int control; /* -1: not connected */
     bool has_lanes, has_models; /* the server knows OpenLane, DescribeModel */
+    bool was_sent; /* the last question has left, and perhaps its effect is there */
     int64_t patience_ns; /* 0 after a failure, until the server answers again: calls do not wait for it */
     uint8_t packet[MAX_PACKET];
 
@@ -716,9 +722,19 @@ struct shmserve_client {
     Block blocks[MAX_BLOCKS];
     uint16_t order[MAX_BLOCKS]; /* listed blocks, by address */
     size_t order_count;
+    /* Regions that the server may still have of memory that is gone. Each connection, and so each registration, begins
+     * by unregistering them: there are at most those of all blocks, and of the registrations of one turn. */
+    char unwanted[2 * MAX_BLOCKS][64];
+    size_t unwanted_count;
 };
 
-static bool begin_turn(shmserve_client *client, int64_t until) {
+/* Return FAILED_PRECONDITION in a child process of the client's. Takes no lock: a thread of the parent may have it. */
+static shmserve_code owned(const shmserve_client *client, shmserve_error *error) {
+    if (client->owner == getpid()) return SHMSERVE_OK;
+    return fail(error, SHMSERVE_FAILED_PRECONDITION, "the client belongs to another process: connect in the child after fork");
+}
+
+static shmserve_code begin_turn(shmserve_client *client, int64_t until, shmserve_error *error) {
     struct timespec time = timespec_of(until);
     pthread_mutex_lock(&client->turn);
     int late = 0;
@@ -726,7 +742,8 @@ static bool begin_turn(shmserve_client *client, int64_t until) {
     bool mine = !client->asking;
     client->asking = true;
     pthread_mutex_unlock(&client->turn);
-    return mine;
+    if (mine) return SHMSERVE_OK;
+    return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "other threads are still asking the server");
 }
 
 static void end_turn(shmserve_client *client) {
@@ -742,8 +759,18 @@ static shmserve_code outcome_failed(shmserve_error *error, Outcome outcome) {
     return fail(error, SHMSERVE_UNAVAILABLE, "the server has closed the connection");
 }
 
+static void close_fd(int fd) {
+    if (fd >= 0) close(fd);
+}
+
+/* End a connection, also where a child process has a copy of the socket. */
+static void end_socket(int sock) {
+    if (sock >= 0) shutdown(sock, SHUT_RDWR);
+    close_fd(sock);
+}
+
 static void disconnect(shmserve_client *client) {
-    if (client->control >= 0) close(client->control);
+    end_socket(client->control);
     client->control = -1;
 }
 
@@ -825,22 +852,50 @@ static shmserve_code connect_and_greet(shmserve_client *client, int64_t until, s
     return code;
 }
 
-/* Ask the server, in the caller's turn, and connect again where that is needed. `patience_ns`: how long to try. */
+/* Have the server forget unwanted regions, over the connection as it is. */
+static shmserve_code unregister(shmserve_client *client, int64_t until, shmserve_error *error) {
+    Writer w = writer(client->packet, MAX_PACKET); /* has left before the reply comes */
+    pthread_mutex_lock(&client->pool);
+    size_t count = client->unwanted_count, items;
+    put_array(&w, 2), put_text(&w, "Unregister"), put_array(&w, count);
+    for (size_t i = 0; i < count; i++) put_text(&w, client->unwanted[i]);
+    pthread_mutex_unlock(&client->pool);
+    if (!count) return SHMSERVE_OK;
+    Reader r;
+    int received = -1;
+    shmserve_code code = converse(client, &w, -1, "Ok", until, &r, &items, &received, error);
+    close_fd(received);
+    if (code && !error->http_status) return code; /* else the server will not */
+    pthread_mutex_lock(&client->pool);
+    client->unwanted_count -= count;
+    memmove(client->unwanted, client->unwanted + count, client->unwanted_count * sizeof *client->unwanted);
+    pthread_mutex_unlock(&client->pool);
+    return SHMSERVE_OK;
+}
+
+/* Ask the server, in the caller's turn, and connect again where that is needed. `patience_ns`: how long to try.
+ * Without question: unregister what is unwanted. */
 static shmserve_code ask(shmserve_client *client, const Writer *question, int fd, const char *expected, int64_t until,
                          int64_t patience_ns, Reader *reader, size_t *items, int *received, shmserve_error *error) {
-    int64_t give_up = after(now_ns(), patience_ns);
+    int64_t now = now_ns(), give_up = after(now, patience_ns);
     *received = -1;
+    client->was_sent = false;
+    if (until <= now) return outcome_failed(error, TIMEOUT);
     for (;;) {
         int64_t end = earlier(until, now_ns() + ANSWER_NS);
         shmserve_error local = {.code = SHMSERVE_OK};
         shmserve_code code = client->control >= 0 ? SHMSERVE_OK : connect_and_greet(client, end, &local);
         bool answered = !code;
-        if (!code) code = converse(client, question, fd, expected, end, reader, items, received, &local);
+        if (!code) code = unregister(client, end, &local);
+        if (!code && question) {
+            client->was_sent = true;
+            code = converse(client, question, fd, expected, end, reader, items, received, &local);
+        }
         /* only the server's own failures have a status */
         if (code && !local.http_status) disconnect(client), answered = false;
         if (answered) client->patience_ns = client->reconnect_ns;
         bool again = !answered && (code == SHMSERVE_UNAVAILABLE || code == SHMSERVE_DEADLINE_EXCEEDED);
-        int64_t now = now_ns();
+        now = now_ns();
         if (again && now < give_up && now < until) {
             wait_for(-1, 0, earlier(earlier(until, give_up), now + PAUSE_NS));
             continue;
@@ -849,21 +904,6 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
         if (code && error) *error = local;
         return code;
     }
-}
-
-/* Ask a question that is answered by Ok. */
-static shmserve_code ask_ok(shmserve_client *client, const Writer *question, int fd, int64_t until, int64_t patience_ns,
-                            shmserve_error *error) {
-    Reader r;
-    size_t items;
-    int received;
-    shmserve_code code = ask(client, question, fd, "Ok", until, patience_ns, &r, &items, &received, error);
-    if (!code && received >= 0) close(received);
-    return code;
-}
-
-static shmserve_code busy(shmserve_error *error) {
-    return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "other threads are still asking the server");
 }
 
 /* ------------------------------------------------------------------------------------------ finding the server */
@@ -910,9 +950,13 @@ shmserve_code shmserve_connect(const shmserve_options *options, shmserve_client 
     const shmserve_options none = {0};
     if (!options) options = &none;
     *result = NULL;
+    uint64_t reserved = options->reserved_flags;
+    for (size_t i = 0; i < sizeof options->reserved / sizeof *options->reserved; i++) reserved |= options->reserved[i];
+    if (reserved) return fail(error, SHMSERVE_INVALID_ARGUMENT, "options: reserved fields must be zero");
     if (options->look_us > 1000) return fail(error, SHMSERVE_INVALID_ARGUMENT, "look_us: %d is more than 1000", options->look_us);
     shmserve_client *client = calloc(1, sizeof *client);
     if (!client) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no memory is left");
+    client->owner = getpid();
     client->control = -1;
     client->max_bytes = options->max_bytes ? options->max_bytes : (size_t)1 << 30;
     client->reconnect_ns = options->reconnect_ns ? options->reconnect_ns : 3 * SECOND;
@@ -928,8 +972,8 @@ shmserve_code shmserve_connect(const shmserve_options *options, shmserve_client 
     pthread_mutex_init(&client->pool, NULL);
     uint64_t random = (uint64_t)now_ns();
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) < 0) random ^= (uint64_t)(uintptr_t)client;
-    snprintf(client->prefix, sizeof client->prefix, "%ld-%016llx", (long)getpid(), (unsigned long long)random);
-    int64_t until = after(now_ns(), options->timeout_ns > 0 ? options->timeout_ns : ANSWER_NS);
+    snprintf(client->prefix, sizeof client->prefix, "%ld-%016llx", (long)client->owner, (unsigned long long)random);
+    int64_t until = limit(options->timeout_ns);
     shmserve_code code = find_path(client, options->path, error);
     if (!code) code = connect_and_greet(client, until, error);
     if (code) shmserve_close(client);
@@ -975,22 +1019,14 @@ static void list_block(shmserve_client *client, Block *block) {
     block->listed = true;
 }
 
-static void unlist_block(shmserve_client *client, Block *block) {
-    size_t index = (size_t)order_of(client, block->address);
-    memmove(client->order + index, client->order + index + 1, (--client->order_count - index) * sizeof *client->order);
-    block->listed = false;
-}
-
-static void close_fd(int fd) {
-    if (fd >= 0) close(fd);
-}
-
 static int make_memory(const char *name, size_t size) {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem;
+    const size_t step = (size_t)2 << 20; /* a signal undoes one step: larger ones might never succeed */
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem = 0;
     if (fd < 0) return -1;
     /* without memory this fails here, and does not kill the program later */
-    do problem = posix_fallocate(fd, 0, (off_t)size);
-    while (problem == EINTR);
+    for (size_t at = 0; at < size && !problem; at += step)
+        do problem = posix_fallocate(fd, (off_t)at, (off_t)(size - at < step ? size - at : step));
+        while (problem == EINTR);
     if (problem || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
         close(fd);
         return -1;
@@ -998,10 +1034,36 @@ static int make_memory(const char *name, size_t size) {
     return fd;
 }
 
-static Writer register_question(uint8_t *bytes, size_t room, const char *name, size_t size) {
-    Writer w = writer(bytes, room);
-    put_array(&w, 4), put_text(&w, "RegisterMemfd"), put_text(&w, name), put_uint(&w, 0), put_uint(&w, size);
-    return w;
+/* Register a region, in the caller's turn. */
+static shmserve_code ask_register(shmserve_client *client, const Block *block, int64_t until, shmserve_error *error) {
+    uint8_t bytes[128];
+    Writer w = writer(bytes, sizeof bytes);
+    put_array(&w, 4), put_text(&w, "RegisterMemfd"), put_text(&w, block->name), put_uint(&w, 0), put_uint(&w, block->size);
+    Reader r;
+    size_t items;
+    int received;
+    shmserve_code code = ask(client, &w, block->fd, "Ok", until, client->patience_ns, &r, &items, &received, error);
+    close_fd(received);
+    return code;
+}
+
+/* Note a region that the server is to forget. Hold `pool`. */
+static void unwant(shmserve_client *client, const char *name) {
+    if (client->unwanted_count == 2 * MAX_BLOCKS) return; /* never: see there */
+    memcpy(client->unwanted[client->unwanted_count++], name, sizeof *client->unwanted);
+}
+
+/* Have the server forget unwanted regions now, if it is there: else it does with the next question. */
+static void forget(shmserve_client *client, int64_t until) {
+    Reader r;
+    size_t items;
+    int fd;
+    pthread_mutex_lock(&client->pool);
+    bool any = client->unwanted_count;
+    pthread_mutex_unlock(&client->pool);
+    if (!any || begin_turn(client, until, NULL)) return;
+    for (int tries = 2; tries && ask(client, NULL, -1, "", until, 0, &r, &items, &fd, NULL); tries--) continue;
+    end_turn(client);
 }
 
 /* Make memory, register it as a new region, and map it at `place` (NULL: anywhere). `bare` gets the memory's address,
@@ -1014,11 +1076,12 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
     snprintf(bare->name, sizeof bare->name, "%s-%u", client->prefix, number);
     bare->fd = make_memory(bare->name, size);
     if (bare->fd < 0) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left", size);
-    shmserve_code code = begin_turn(client, until) ? SHMSERVE_OK : busy(error);
+    bare->size = size;
+    shmserve_code code = begin_turn(client, until, error);
+    bool was_sent = false;
     if (!code) {
-        uint8_t bytes[128];
-        Writer w = register_question(bytes, sizeof bytes, bare->name, size);
-        code = ask_ok(client, &w, bare->fd, until, client->patience_ns, error);
+        code = ask_register(client, bare, until, error);
+        was_sent = client->was_sent;
         end_turn(client);
     }
     if (!code) {
@@ -1027,54 +1090,43 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
         if (mapped == MAP_FAILED) code = fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no address space is left");
         else bare->address = mapped;
     }
-    if (code) close_fd(bare->fd);
+    if (!code) return code;
+    close_fd(bare->fd);
+    pthread_mutex_lock(&client->pool);
+    if (was_sent) unwant(client, bare->name);
+    pthread_mutex_unlock(&client->pool);
     return code;
 }
 
-/* Have the server forget a region, and close its descriptor. The server may be gone. */
-static void forget_region(shmserve_client *client, const char *name, int fd) {
-    int64_t until = now_ns() + TRY_NS;
-    if (begin_turn(client, until)) {
-        uint8_t bytes[128];
-        Writer w = writer(bytes, sizeof bytes);
-        put_array(&w, 2), put_text(&w, "Unregister"), put_array(&w, 1), put_text(&w, name);
-        if (client->control >= 0) ask_ok(client, &w, -1, until, 0, NULL);
-        end_turn(client);
-    }
-    close_fd(fd);
-}
-
-/* Give up a block. The caller holds `pool`, which is released meanwhile. */
+/* Give up a block. The server forgets it with the next question. Hold `pool`. */
 static void discard(shmserve_client *client, Block *block) {
-    unlist_block(client, block);
-    Block copy = *block;
-    block->fd = -1;
-    block->generation++;
-    pthread_mutex_unlock(&client->pool);
-    forget_region(client, copy.name, copy.fd);
-    munmap(copy.address, copy.size);
-    pthread_mutex_lock(&client->pool);
-    client->total_bytes -= copy.size;
-    block->address = NULL;
-    block->live = block->late = 0;
-    block->used = block->stained = false;
+    size_t index = (size_t)order_of(client, block->address);
+    memmove(client->order + index, client->order + index + 1, (--client->order_count - index) * sizeof *client->order);
+    unwant(client, block->name);
+    munmap(block->address, block->size);
+    close_fd(block->fd);
+    client->total_bytes -= block->size;
+    *block = (Block){.fd = -1, .generation = block->generation + 1};
 }
 
-/* Return an unused block of the size, or a free entry for a new one (`address` is NULL), or NULL. Holds `pool`. */
+/* Return an unused block of the size, or a free entry for a new one (`address` is NULL), or NULL. Hold `pool`. */
 static Block *reserve(shmserve_client *client, size_t size) {
-    for (;;) {
-        Block *entry = NULL, *unused = NULL;
-        for (size_t i = 0; i < MAX_BLOCKS; i++) {
-            Block *block = &client->blocks[i];
-            if (!block->address && !block->used) entry = block;
-            if (!block->listed || block->used) continue;
-            if (block->size == size) return block;
-            unused = block;
-        }
-        if (entry && client->total_bytes <= client->max_bytes && size <= client->max_bytes - client->total_bytes) return entry;
-        if (!unused) return NULL;
-        discard(client, unused);
+    Block *entry = NULL;
+    size_t in_use = client->total_bytes;
+    for (size_t i = 0; i < MAX_BLOCKS; i++) {
+        Block *block = &client->blocks[i];
+        if (!block->address && !block->used) entry = block;
+        if (!block->listed || block->used) continue;
+        if (block->size == size) return block;
+        in_use -= block->size;
     }
+    if (size > client->max_bytes || in_use > client->max_bytes - size) return NULL;
+    for (size_t i = 0; i < MAX_BLOCKS && (!entry || client->total_bytes > client->max_bytes - size); i++) {
+        if (!client->blocks[i].listed || client->blocks[i].used) continue;
+        entry = &client->blocks[i];
+        discard(client, entry);
+    }
+    return entry;
 }
 
 static void *allocate(shmserve_client *client, size_t nbytes, int64_t until, shmserve_error *error) {
@@ -1106,18 +1158,24 @@ static void *allocate(shmserve_client *client, size_t nbytes, int64_t until, shm
 }
 
 void *shmserve_alloc(shmserve_client *client, size_t nbytes, shmserve_error *error) {
-    return allocate(client, nbytes, now_ns() + ANSWER_NS, error);
+    return owned(client, error) ? NULL : allocate(client, nbytes, limit(0), error);
+}
+
+/* Return true if the server still has to forget the buffer. */
+static bool give_back(shmserve_client *client, void *buffer) {
+    pthread_mutex_lock(&client->pool);
+    Block *block = buffer ? block_of(client, buffer) : NULL;
+    if (block && block->address != buffer) block = NULL;
+    bool gone = block && (block->live || block->late || block->stained);
+    if (gone) discard(client, block);
+    else if (block) block->used = false;
+    pthread_mutex_unlock(&client->pool);
+    return gone;
 }
 
 void shmserve_free(shmserve_client *client, void *buffer) {
-    if (!buffer) return;
-    pthread_mutex_lock(&client->pool);
-    Block *block = block_of(client, buffer);
-    if (block && block->address == buffer) {
-        if (block->live || block->late || block->stained) discard(client, block);
-        else block->used = false;
-    }
-    pthread_mutex_unlock(&client->pool);
+    if (!buffer || owned(client, NULL)) return;
+    if (give_back(client, buffer)) forget(client, now_ns() + TRY_NS);
 }
 
 /* Replace a block's memory at the same address, unless a request is using it. */
@@ -1126,72 +1184,56 @@ static shmserve_code renew(shmserve_client *client, void *buffer, int64_t until,
     Block *block = block_of(client, buffer);
     if (block && block->address != buffer) block = NULL;
     bool in_use = block && block->live;
-    if (block && !in_use) block->stained = true, block->live = 1; /* keeps requests and other threads out */
     Block bare = {0}, old = block ? *block : bare;
+    if (block && !in_use) block->live = 1, block->late++; /* keeps other threads and requests out */
     pthread_mutex_unlock(&client->pool);
     if (!block) return fail(error, SHMSERVE_INVALID_ARGUMENT, "no buffer of this client begins there");
     if (in_use) return fail(error, SHMSERVE_FAILED_PRECONDITION, "other requests are using the buffer");
     shmserve_code code = new_memory(client, old.size, old.address, &bare, until, error);
     pthread_mutex_lock(&client->pool);
     block->live = 0;
-    if (!code) {
+    if (code) block->late--;
+    else {
+        unwant(client, old.name);
         block->fd = bare.fd;
         memcpy(block->name, bare.name, sizeof bare.name);
         block->late = 0, block->stained = false;
         block->generation++;
     }
     pthread_mutex_unlock(&client->pool);
-    if (!code) forget_region(client, old.name, old.fd);
+    if (code) return code;
+    close_fd(old.fd);
+    forget(client, earlier(until, now_ns() + TRY_NS));
     return code;
 }
 
 shmserve_code shmserve_renew(shmserve_client *client, void *buffer, shmserve_error *error) {
-    return renew(client, buffer, now_ns() + ANSWER_NS, error);
-}
-
-/* Register all blocks again, at a server that was restarted and has lost them. */
-static shmserve_code register_again(shmserve_client *client, int64_t until, shmserve_error *error) {
-    if (!begin_turn(client, until)) return busy(error);
-    shmserve_code code = SHMSERVE_OK;
-    for (size_t i = 0; i < MAX_BLOCKS && !code; i++) {
-        pthread_mutex_lock(&client->pool);
-        Block copy = client->blocks[i]; /* another thread may discard the block meanwhile */
-        int fd = copy.listed ? fcntl(copy.fd, F_DUPFD_CLOEXEC, 0) : -1;
-        pthread_mutex_unlock(&client->pool);
-        if (fd < 0) continue;
-        uint8_t bytes[128];
-        Writer w = register_question(bytes, sizeof bytes, copy.name, copy.size);
-        code = ask_ok(client, &w, fd, until, client->patience_ns, error);
-        close(fd);
-    }
-    end_turn(client);
-    return code;
+    shmserve_code code = owned(client, error);
+    return code ? code : renew(client, buffer, limit(0), error);
 }
 
 void shmserve_close(shmserve_client *client) {
     if (!client) return;
-    pthread_mutex_lock(&client->pool);
     for (size_t i = 0; i < MAX_BLOCKS; i++)
         if (client->blocks[i].listed) discard(client, &client->blocks[i]);
-    pthread_mutex_unlock(&client->pool);
-    disconnect(client);
-    pthread_mutex_destroy(&client->pool);
-    pthread_mutex_destroy(&client->turn);
-    pthread_cond_destroy(&client->turn_over);
-    free(client);
+    bool ours = !owned(client, NULL);
+    if (ours) forget(client, now_ns() + TRY_NS), disconnect(client);
+    else close_fd(client->control);
+    free(client); /* with its locks, which threads of a parent may have */
 }
 
 shmserve_code shmserve_describe(shmserve_client *client, const char *name, const char *version, int64_t timeout_ns,
                                 shmserve_model **result, shmserve_error *error) {
-    int64_t until = after(now_ns(), timeout_ns > 0 ? timeout_ns : ANSWER_NS);
+    int64_t until = limit(timeout_ns);
     uint8_t bytes[4096];
     Writer w = writer(bytes, sizeof bytes);
     put_array(&w, 3), put_text(&w, "DescribeModel"), put_text(&w, name), put_text(&w, version);
     if (!name || !*name || w.full) return fail(error, SHMSERVE_INVALID_ARGUMENT, "name: empty or too long");
+    shmserve_code code = owned(client, error);
+    if (code) return code;
     Model *model = *result ? (Model *)*result : new_pages(sizeof *model, error);
     if (!model) return SHMSERVE_RESOURCE_EXHAUSTED;
-    shmserve_code code = begin_turn(client, until) ? SHMSERVE_OK : busy(error);
-    if (!code) {
+    if (!(code = begin_turn(client, until, error))) {
         Reader r;
         size_t items;
         int fd;
@@ -1239,11 +1281,11 @@ typedef struct {
     uint32_t generation;
 } Use;
 
-/* An output's window; the name lies in the call's packet. */
+/* A wanted output; the name lies in the call's packet. `data`: its window, or NULL. */
 typedef struct {
     size_t name_at, name_length, nbytes;
     void *data;
-} Window;
+} Wanted;
 
 /* UNSENT: to be sent, perhaps again. FAILED: the library's own answer waits in `failure`. GIVEN_UP: the caller has its
  * answer, the server has not answered yet. */
@@ -1259,12 +1301,12 @@ typedef struct {
     int64_t deadline, given_up_at;
     uint32_t attempts, credit, taken, given; /* taken: answers without credit; given: credit of these, to be sent */
     size_t size, timeout_at; /* of the packet; where its timeout_ns is, 0: without limit */
-    size_t use_count, window_count;
+    size_t use_count, wanted_count; /* nothing wanted: all outputs, in the answer */
     uint8_t *scratch; /* memory of the pool for inputs that lie elsewhere; NULL: none yet */
     size_t scratch_size;
     struct Parts {
         Use uses[2 * SHMSERVE_MAX_TENSORS];
-        Window windows[SHMSERVE_MAX_TENSORS];
+        Wanted wanted[SHMSERVE_MAX_TENSORS];
         shmserve_error failure;
         uint8_t packet[MAX_PACKET];
     } *parts; /* elsewhere, as all calls of a lane are looked through often */
@@ -1287,8 +1329,9 @@ struct shmserve_lane {
     shmserve_answer answer;
     uint8_t packet[MAX_PACKET];
     Decoded decoded;
-    Call calls[UNDER_WAY];
-    struct Parts parts[UNDER_WAY];
+    size_t call_count; /* entries that have been used; changes under the guard */
+    Call calls[CALLS];
+    struct Parts parts[CALLS];
 };
 
 static bool may_look(shmserve_lane *lane, int64_t now) {
@@ -1364,7 +1407,7 @@ static void release(shmserve_lane *lane, Call *call, bool late, bool give_up, bo
     pthread_mutex_unlock(&client->pool);
     if (give_up) return;
     call->use_count = 0;
-    if (lost && call->scratch) shmserve_free(client, call->scratch), call->scratch = NULL;
+    if (lost && call->scratch) give_back(client, call->scratch), call->scratch = NULL;
 }
 
 static void set_state(shmserve_lane *lane, Call *call, State state) {
@@ -1425,8 +1468,8 @@ static shmserve_code put_tensors(shmserve_lane *lane, Call *call, Writer *w, con
         put_array(w, output->data ? 2 : 1);
         size_t length = output->name ? strlen(output->name) : 0, uses = call->use_count;
         put_text(w, output->name);
+        call->parts->wanted[call->wanted_count++] = (Wanted){written(w) - length, length, output->nbytes, output->data};
         if (!output->data) continue;
-        call->parts->windows[call->window_count++] = (Window){written(w) - length, length, output->nbytes, output->data};
         Block *block = put_window(lane, call, w, output->data, output->nbytes, true);
         if (call->use_count == uses) return not_usable(block, "output", output->name, error);
     }
@@ -1453,7 +1496,7 @@ static void put_parameters(Writer *w, const shmserve_request *request) {
 
 static shmserve_code encode(shmserve_lane *lane, Call *call, const shmserve_request *request, shmserve_error *error) {
     Writer w = writer(call->parts->packet, MAX_PACKET);
-    call->use_count = call->window_count = 0;
+    call->use_count = call->wanted_count = 0;
     put_array(&w, 8), put_text(&w, "LaneRequest"), put_uint(&w, ++lane->last_number);
     pthread_mutex_lock(&lane->client->pool);
     shmserve_code code = put_tensors(lane, call, &w, request, error);
@@ -1474,6 +1517,8 @@ static shmserve_code check(const shmserve_request *request, shmserve_error *erro
     size_t most = SHMSERVE_MAX_TENSORS;
     if (request->input_count > most || request->output_count > most || request->parameter_count > most)
         return fail(error, SHMSERVE_INVALID_ARGUMENT, "more than %zu inputs, outputs or parameters", most);
+    for (size_t i = 0; i < sizeof request->reserved / sizeof *request->reserved; i++)
+        if (request->reserved[i]) return fail(error, SHMSERVE_INVALID_ARGUMENT, "request: reserved fields must be zero");
     for (size_t i = 0; i < request->input_count; i++) {
         const shmserve_tensor *input = &request->inputs[i];
         const char *name = input->name ? input->name : "";
@@ -1508,7 +1553,7 @@ static shmserve_code prepare(shmserve_lane *lane, Call *call, const shmserve_req
         }
         if (!(total = offset)) break;
         if (copying || (call->scratch && call->scratch_size >= total)) continue;
-        shmserve_free(client, call->scratch);
+        give_back(client, call->scratch);
         call->scratch = allocate(client, total, call->deadline, error);
         if (!call->scratch) return error->code;
         call->scratch_size = total;
@@ -1539,13 +1584,13 @@ static void call_failed(shmserve_lane *lane, Call *call, shmserve_code code, con
 static void lane_lost(shmserve_lane *lane, shmserve_code code) {
     pthread_mutex_lock(&lane->guard);
     if (lane->epoll >= 0 && lane->fd >= 0) epoll_ctl(lane->epoll, EPOLL_CTL_DEL, lane->fd, NULL); /* a child may have it too */
-    close_fd(lane->fd);
+    end_socket(lane->fd);
     lane->fd = -1;
     pthread_mutex_unlock(&lane->guard);
     lane->leaving = false;
     int64_t now = now_ns();
     if (now - lane->opened_at < PAUSE_NS) lane->retry_at = now + PAUSE_NS; /* lanes that end at once are not asked for at once */
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+    for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
         if (call->state == GIVEN_UP) {
             release(lane, call, true, false, true);
@@ -1562,7 +1607,7 @@ static void lane_lost(shmserve_lane *lane, shmserve_code code) {
 
 static size_t count_calls(const shmserve_lane *lane, State state) {
     size_t count = 0;
-    for (size_t i = 0; i < UNDER_WAY; i++) count += lane->calls[i].state == state;
+    for (size_t i = 0; i < lane->call_count; i++) count += lane->calls[i].state == state;
     return count;
 }
 
@@ -1572,8 +1617,9 @@ static void cancel_unsent(shmserve_lane *lane, Call *call) {
 }
 
 /* Send a call over the open lane. It stays unsent where the socket is full, as the executor may not read before this
- * end has taken answers, and where the lane has ended. */
+ * end has taken answers, where the server has as many requests as may be, and where the lane has ended. */
 static void send_call(shmserve_lane *lane, Call *call) {
+    if (count_calls(lane, SENT) + count_calls(lane, GIVEN_UP) >= UNDER_WAY) return;
     int64_t left = call->deadline == NEVER ? 0 : call->deadline - now_ns();
     if (left < 0) left = 1;
     for (unsigned i = 0; call->timeout_at && i < 8; i++)
@@ -1596,12 +1642,12 @@ static shmserve_code open_once(shmserve_lane *lane, int64_t until, shmserve_erro
     uint8_t bytes[1024];
     Writer w = writer(bytes, sizeof bytes);
     put_array(&w, 3), put_text(&w, "OpenLane"), put_text(&w, lane->model), put_text(&w, lane->version);
-    if (!begin_turn(client, until)) return busy(error);
     Reader r;
     Opened opened;
     size_t items;
     int fd = -1;
-    shmserve_code code = SHMSERVE_OK;
+    shmserve_code code = begin_turn(client, until, error);
+    if (code) return code;
     if (client->control >= 0 && !client->has_lanes) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server has no lanes");
     if (!code) code = ask(client, &w, -1, "LaneOpened", until, 0, &r, &items, &fd, error);
     if (!code && (fd < 0 || !is_seqpacket(fd) || !decode_opened(&r, items, &opened))) {
@@ -1643,14 +1689,24 @@ static shmserve_code open_lane(shmserve_lane *lane, int64_t until, shmserve_erro
     return code;
 }
 
+/* Return true if the executor has not answered cancelled requests for long, or all requests that it has are such. */
+static bool is_stuck(const shmserve_lane *lane) {
+    size_t late = 0;
+    int64_t now = now_ns();
+    for (size_t i = 0; i < lane->call_count; i++)
+        if (lane->calls[i].state == GIVEN_UP) late += now - lane->calls[i].given_up_at > LATE_NS ? UNDER_WAY : 1;
+    return late >= UNDER_WAY;
+}
+
 /* Send the unsent calls, over a new lane where that is needed. Waits at most until `until`. */
 static void send_unsent(shmserve_lane *lane, int64_t until) {
     shmserve_error error = {.code = SHMSERVE_OK};
-    if (lane->leaving && !count_calls(lane, SENT)) lane_lost(lane, SHMSERVE_ABORTED);
+    /* the next lane leads to another executor, if there is one */
+    if (lane->fd >= 0 && !count_calls(lane, SENT) && (lane->leaving || is_stuck(lane))) lane_lost(lane, SHMSERVE_ABORTED);
     if (lane->leaving) return; /* answers are still to come, or to be read */
     shmserve_code code = lane->fd >= 0 ? SHMSERVE_OK : open_lane(lane, until, &error);
     if (code && lane->retry_at) return;
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+    for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
         if (call->state != UNSENT) continue;
         if (!code && lane->fd >= 0 && !lane->leaving) send_call(lane, call);
@@ -1662,20 +1718,21 @@ static void send_unsent(shmserve_lane *lane, int64_t until) {
 
 shmserve_code shmserve_lane_open(shmserve_client *client, const char *model, const char *version, int64_t timeout_ns,
                                  shmserve_lane **result, shmserve_error *error) {
-    int64_t until = after(now_ns(), timeout_ns > 0 ? timeout_ns : ANSWER_NS);
+    int64_t until = limit(timeout_ns);
     *result = NULL;
     if (!version) version = "";
     if (!model || strlen(model) >= sizeof((shmserve_lane *)0)->model || strlen(version) >= sizeof((shmserve_lane *)0)->version)
         return fail(error, SHMSERVE_INVALID_ARGUMENT, "the name of the model or the version is too long");
+    shmserve_code code = owned(client, error);
+    if (code) return code;
     shmserve_lane *lane = new_pages(sizeof *lane, error);
     if (!lane) return SHMSERVE_RESOURCE_EXHAUSTED;
     lane->client = client, lane->fd = lane->epoll = -1;
-    for (size_t i = 0; i < UNDER_WAY; i++) lane->calls[i].parts = &lane->parts[i];
     memcpy(lane->model, model, strlen(model) + 1);
     memcpy(lane->version, version, strlen(version) + 1);
     pthread_mutex_init(&lane->guard, NULL);
     shmserve_error local = {.code = SHMSERVE_OK};
-    shmserve_code code = open_lane(lane, until, &local);
+    code = open_lane(lane, until, &local);
     while (code && lane->retry_at && lane->retry_at < until) {
         wait_for(-1, 0, lane->retry_at);
         code = open_lane(lane, until, &local);
@@ -1688,13 +1745,17 @@ shmserve_code shmserve_lane_open(shmserve_client *client, const char *model, con
 
 void shmserve_lane_close(shmserve_lane *lane) {
     if (!lane) return;
-    lane_lost(lane, SHMSERVE_CANCELLED);
-    for (size_t i = 0; i < UNDER_WAY; i++) {
-        if (lane->calls[i].state == UNSENT) release(lane, &lane->calls[i], false, false, false);
-        shmserve_free(lane->client, lane->calls[i].scratch);
+    shmserve_client *client = lane->client;
+    if (owned(client, NULL)) close_fd(lane->fd);
+    else {
+        lane_lost(lane, SHMSERVE_CANCELLED);
+        for (size_t i = 0; i < lane->call_count; i++) {
+            if (lane->calls[i].state == UNSENT) release(lane, &lane->calls[i], false, false, false);
+            give_back(client, lane->calls[i].scratch);
+        }
+        forget(client, now_ns() + TRY_NS);
     }
     close_fd(lane->epoll);
-    pthread_mutex_destroy(&lane->guard);
     munmap(lane, sizeof *lane);
 }
 
@@ -1716,8 +1777,20 @@ static bool send_short(shmserve_lane *lane, const char *name, uint64_t number, u
     return send_packet(lane->fd, bytes, written(&w), -1, 0) != TIMEOUT;
 }
 
+/* Ask the executor to end a call, if it has not been asked and the socket has room. Hold the guard. */
+static void send_cancel(shmserve_lane *lane, Call *call) {
+    if (!call->cancel_sent) call->cancel_sent = send_short(lane, "LaneCancel", call->number, 0);
+}
+
+static void ask_to_end(shmserve_lane *lane, Call *call) {
+    pthread_mutex_lock(&lane->guard);
+    atomic_store(&call->cancelled, true);
+    send_cancel(lane, call);
+    pthread_mutex_unlock(&lane->guard);
+}
+
 static Call *call_of(shmserve_lane *lane, uint64_t number) {
-    for (size_t i = 0; number && i < UNDER_WAY; i++)
+    for (size_t i = 0; number && i < lane->call_count; i++)
         if (lane->calls[i].number == number) return &lane->calls[i];
     return NULL;
 }
@@ -1742,7 +1815,7 @@ static const shmserve_answer *failed_answer(shmserve_lane *lane, Call *call, Sta
 static const shmserve_answer *expire(shmserve_lane *lane, Call *call) {
     bool sent = call->state == SENT;
     fail(&call->parts->failure, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
-    if (sent) send_short(lane, "LaneCancel", call->number, 0);
+    if (sent) ask_to_end(lane, call);
     release(lane, call, false, sent, false);
     call->given_up_at = now_ns();
     return failed_answer(lane, call, sent ? GIVEN_UP : FREE);
@@ -1752,22 +1825,41 @@ static const shmserve_answer *expire(shmserve_lane *lane, Call *call) {
 static bool find_windows(Call *call, Decoded *d) {
     for (size_t i = 0; i < d->output_count; i++) {
         shmserve_tensor *output = &d->outputs[i];
-        size_t length = strlen(output->name), k = 0;
-        if (output->data) continue;
-        for (; k < call->window_count; k++) {
-            const Window *window = &call->parts->windows[(i + k) % call->window_count];
-            if (window->name_length != length || memcmp(call->parts->packet + window->name_at, output->name, length)) continue;
-            output->nbytes = tensor_bytes(output, window->data, window->nbytes);
-            output->data = window->data;
-            break;
+        const Wanted *found = NULL;
+        size_t length = strlen(output->name);
+        for (size_t k = 0; !found && k < call->wanted_count; k++) {
+            const Wanted *wanted = &call->parts->wanted[(i + k) % call->wanted_count];
+            if (wanted->name_length != length || memcmp(call->parts->packet + wanted->name_at, output->name, length)) continue;
+            found = wanted;
         }
-        if (!output->data || output->nbytes == SIZE_MAX) return false;
+        bool has_window = found && found->data;
+        if ((!found && call->wanted_count) || has_window == (output->data != NULL)) return false;
+        if (!has_window) continue;
+        output->nbytes = tensor_bytes(output, found->data, found->nbytes);
+        output->data = found->data;
+        if (output->nbytes == SIZE_MAX) return false;
     }
     return true;
 }
 
 static bool memory_unknown(const Call *call, const Decoded *d) {
-    return d->status == 404 && call->use_count && !call->registered_again && !call->answered && strstr(d->text, "shared memory");
+    return d->status == 404 && d->final && call->use_count && !call->registered_again && !call->answered &&
+           strstr(d->text, "shared memory");
+}
+
+/* Register the memory of a call again, at a server that was restarted and has lost it. */
+static shmserve_code register_again(shmserve_lane *lane, const Call *call, int64_t until) {
+    shmserve_client *client = lane->client;
+    bool done[MAX_BLOCKS] = {false};
+    shmserve_code code = begin_turn(client, until, NULL);
+    if (code) return code;
+    for (size_t i = 0; i < call->use_count && !code; i++) {
+        uint16_t index = call->parts->uses[i].block; /* the block stays as it is while a call is using it */
+        if (!done[index]) code = ask_register(client, &client->blocks[index], until, NULL);
+        done[index] = true;
+    }
+    end_turn(client);
+    return code;
 }
 
 /* Take in a packet. Return the answer for the caller, or NULL if there is none. */
@@ -1790,7 +1882,7 @@ static const shmserve_answer *take_packet(shmserve_lane *lane, size_t size) {
     }
     if (memory_unknown(call, d)) {
         call->registered_again = true;
-        if (!register_again(lane->client, earlier(call->deadline, now_ns() + ANSWER_NS), NULL)) {
+        if (!register_again(lane, call, earlier(call->deadline, limit(0)))) {
             set_state(lane, call, UNSENT);
             send_call(lane, call);
             return NULL;
@@ -1821,28 +1913,21 @@ static void take_late(shmserve_lane *lane) {
     }
 }
 
-/* Hold the guard. */
-static void send_cancel(shmserve_lane *lane, Call *call) {
-    if (!call->cancel_sent) call->cancel_sent = send_short(lane, "LaneCancel", call->number, 0);
-}
-
 /* Send credit, and cancellations for which the socket had no room. What has no room now is sent after the next packet:
  * the executor has requests to read, and answers them. */
 static void send_due(shmserve_lane *lane) {
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+    for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
-        if (call->state != SENT) continue;
-        if (call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
-        if (!atomic_load(&call->cancelled)) continue;
-        pthread_mutex_lock(&lane->guard);
-        send_cancel(lane, call);
-        pthread_mutex_unlock(&lane->guard);
+        if (call->state != SENT && call->state != GIVEN_UP) continue;
+        if (call->state == SENT && call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
+        if (atomic_load(&call->cancelled)) ask_to_end(lane, call);
     }
 }
 
 shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket, uint32_t answers, shmserve_error *error) {
-    Call *call = call_of(lane, ticket);
-    if (!call || call->state != SENT || !answers) return SHMSERVE_OK;
+    shmserve_code code = owned(lane->client, error);
+    Call *call = code ? NULL : call_of(lane, ticket);
+    if (!call || call->state != SENT || !answers) return code;
     uint32_t most = call->taken - call->given;
     if (answers > most) return fail(error, SHMSERVE_INVALID_ARGUMENT, "answers: %u were taken, not %u", most, answers);
     call->given += answers;
@@ -1851,9 +1936,10 @@ shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket, uint32_t ans
 }
 
 shmserve_code shmserve_cancel(shmserve_lane *lane, uint64_t ticket, shmserve_error *error) {
-    (void)error;
+    shmserve_code code = owned(lane->client, error);
+    if (code) return code;
     pthread_mutex_lock(&lane->guard);
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+    for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
         if (!call->number || (ticket && call->number != ticket)) continue;
         atomic_store(&call->cancelled, true);
@@ -1867,29 +1953,26 @@ shmserve_code shmserve_cancel(shmserve_lane *lane, uint64_t ticket, shmserve_err
 
 /* Return an entry for a call, or NULL. */
 static Call *free_call(shmserve_lane *lane) {
-    size_t late = count_calls(lane, GIVEN_UP);
-    if (late && !lane->live) {
-        take_late(lane);
-        int64_t now = now_ns();
-        bool stuck = count_calls(lane, GIVEN_UP) == UNDER_WAY;
-        for (size_t i = 0; i < UNDER_WAY; i++)
-            if (lane->calls[i].state == GIVEN_UP && now - lane->calls[i].given_up_at > LATE_NS) stuck = true;
-        if (stuck) lane_lost(lane, SHMSERVE_ABORTED); /* the next lane leads to another executor, if there is one */
-    }
-    for (size_t i = 0; i < UNDER_WAY; i++)
+    if (!lane->live) take_late(lane);
+    if (lane->live >= UNDER_WAY) return NULL;
+    for (size_t i = 0; i < lane->call_count; i++)
         if (lane->calls[i].state == FREE) return &lane->calls[i];
-    return NULL;
+    pthread_mutex_lock(&lane->guard);
+    Call *call = &lane->calls[lane->call_count]; /* there is one, as the server has UNDER_WAY requests at most */
+    call->parts = &lane->parts[lane->call_count++];
+    pthread_mutex_unlock(&lane->guard);
+    return call;
 }
 
 shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket, shmserve_error *error) {
     int64_t now = now_ns();
-    shmserve_code code = check(request, error);
-    if (code) return code;
+    shmserve_code code = owned(lane->client, error);
+    if (code || (code = check(request, error))) return code;
     Call *call = free_call(lane);
     if (!call) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "%d requests are under way", UNDER_WAY);
-    bool limited = request->timeout_ns > 0 || request->deadline_ns > 0;
-    call->deadline = request->timeout_ns > 0 ? after(now, request->timeout_ns) : NEVER;
-    if (request->deadline_ns > 0) call->deadline = earlier(call->deadline, request->deadline_ns);
+    bool limited = request->timeout_ns || request->deadline_ns;
+    call->deadline = request->timeout_ns ? after(now, request->timeout_ns) : NEVER;
+    if (request->deadline_ns) call->deadline = earlier(call->deadline, request->deadline_ns);
     if (!limited && !request->credit) call->deadline = after(now, after(lane->opened.timeout_ns, GRACE_NS));
     if (call->deadline <= now) return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "the deadline has passed");
     if ((code = prepare(lane, call, request, error))) return code;
@@ -1905,49 +1988,50 @@ shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *reque
     pthread_mutex_unlock(&lane->guard);
     lane->live++;
     if (ticket) *ticket = call->number;
-    if (lane->fd >= 0 && !lane->leaving) send_call(lane, call);
-    if (call->state == UNSENT) send_unsent(lane, call->deadline);
+    send_unsent(lane, call->deadline);
     return SHMSERVE_OK;
 }
 
-/* Return the time of the next thing to do if nothing comes; NEVER if there is none. Without `tries`, an attempt to get
- * a lane does not count. */
+/* Return the time of the next thing to do if nothing comes; NEVER if there is none. Without `tries`, an attempt to send
+ * does not count. Another thread that cancels an unsent call wakes nobody: attempts notice that. */
 static int64_t next_time(const shmserve_lane *lane, bool tries) {
     int64_t next = NEVER;
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+    for (size_t i = 0; i < lane->call_count; i++) {
         const Call *call = &lane->calls[i];
-        if (call->state == FAILED) return 0;
+        if (call->state == FAILED || (call->state == UNSENT && atomic_load(&call->cancelled))) return 0;
         if (call->state == SENT || call->state == UNSENT) next = earlier(next, call->deadline);
-        if (call->state == UNSENT && lane->fd < 0 && tries) next = earlier(next, lane->retry_at);
+        if (call->state == UNSENT && tries) next = earlier(next, lane->fd < 0 ? lane->retry_at : now_ns() + PAUSE_NS);
     }
     return next;
 }
 
-/* Return an answer that the library has itself: a failure, a cancellation, or a deadline that has passed. */
-static const shmserve_answer *own_answer(shmserve_lane *lane, int64_t now) {
-    for (size_t i = 0; i < UNDER_WAY; i++) {
+/* Return an answer that the library has itself: a failure, a cancellation, or a deadline that has passed. Until all has
+ * been `received`, the answer of a call that the server has may be there. */
+static const shmserve_answer *own_answer(shmserve_lane *lane, bool received) {
+    int64_t now = now_ns();
+    for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
         if (call->state == UNSENT && atomic_load(&call->cancelled)) cancel_unsent(lane, call);
         if (call->state == FAILED) return failed_answer(lane, call, FREE);
-        if ((call->state == SENT || call->state == UNSENT) && call->deadline <= now) return expire(lane, call);
+        if ((call->state == UNSENT || (received && call->state == SENT)) && call->deadline <= now) return expire(lane, call);
     }
     return NULL;
 }
 
 static const shmserve_answer *take(shmserve_lane *lane, int64_t until) {
-    for (size_t i = 0; i < UNDER_WAY; i++)
+    for (size_t i = 0; i < lane->call_count; i++)
         if (!lane->calls[i].hold_credit) lane->calls[i].given = lane->calls[i].taken;
     for (bool received = false;; received = true) {
         size_t size;
+        const shmserve_answer *answer = own_answer(lane, received);
+        if (answer) return answer;
         if (count_calls(lane, UNSENT)) {
             int64_t end = now_ns() + TRY_NS; /* a shorter attempt might never succeed */
             send_unsent(lane, earlier(end > until ? end : until, next_time(lane, false)));
+            if ((answer = own_answer(lane, received))) return answer;
         }
         send_due(lane);
-        int64_t now = now_ns();
-        const shmserve_answer *answer = received || count_calls(lane, FAILED) ? own_answer(lane, now) : NULL;
-        if (answer) return answer;
-        if (received && (now >= until || !lane->live)) return NULL;
+        if (received && (now_ns() >= until || !lane->live)) return NULL;
         if (!lane->live) take_late(lane);
         if (!lane->live) return NULL;
         int64_t wake = earlier(until, next_time(lane, true));
@@ -1962,6 +2046,9 @@ static const shmserve_answer *take(shmserve_lane *lane, int64_t until) {
 }
 
 shmserve_code shmserve_take(shmserve_lane *lane, int64_t timeout_ns, const shmserve_answer **answer, shmserve_error *error) {
+    shmserve_code code = owned(lane->client, error);
+    *answer = NULL;
+    if (code) return code;
     if (timeout_ns < -1) return fail(error, SHMSERVE_INVALID_ARGUMENT, "timeout_ns: %lld", (long long)timeout_ns);
     *answer = take(lane, timeout_ns < 0 ? NEVER : after(now_ns(), timeout_ns));
     return SHMSERVE_OK;
@@ -1985,6 +2072,7 @@ shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_request *reques
 }
 
 int shmserve_lane_fd(shmserve_lane *lane) {
+    if (owned(lane->client, NULL)) return -1;
     if (lane->epoll < 0) {
         struct epoll_event event = {.events = EPOLLIN};
         lane->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -21,9 +21,14 @@
  *   means the default. `reserved` fields must be zero.
  * - Strings are UTF-8 and end with NUL. NULL stands for "".
  * - Times are nanoseconds. Absolute times are of CLOCK_MONOTONIC.
- * - No call waits longer than its timeout, but shmserve_take may: see there. No call allocates memory once calls of its kind and size have been
- *   made before, except where a lane or memory has to be replaced (after restarts).
- * - A client must not be used in a child process after fork: connect in the child.
+ * - No call waits longer than its timeout, but shmserve_take may: see there. Of the functions without a timeout,
+ *   shmserve_alloc and shmserve_renew wait for the server for 5 s at most; shmserve_free, shmserve_lane_close and
+ *   shmserve_close for 0.2 s, to have it forget memory. The others do not wait. Large memory takes time to allocate.
+ * - No call allocates memory once calls of its kind and size have been made before, except where a lane or shared
+ *   memory has to be replaced (after restarts and time limits).
+ * - A client belongs to the process that connected. In a child process after fork its functions fail with
+ *   FAILED_PRECONDITION: connect in the child. shmserve_lane_close and shmserve_close give back what the child has of
+ *   the parent's, and shmserve_free does nothing; the parent notices none of it.
  */
 #ifndef SHMSERVE_H
 #define SHMSERVE_H
@@ -113,7 +118,8 @@ typedef struct shmserve_options {
 SHMSERVE_API shmserve_code shmserve_connect(const shmserve_options *options, shmserve_client **client,
                                             shmserve_error *error);
 
-/* Close the connection and free all of its buffers. All lanes must have been closed. NULL is allowed. */
+/* Close the connection and free all of its buffers. All lanes must have been closed. NULL is allowed. A server that
+ * cannot be reached then keeps the buffers' memory until this process ends. */
 SHMSERVE_API void shmserve_close(shmserve_client *client);
 
 /* ------------------------------------------------------------------------------------------------ memory */
@@ -121,13 +127,13 @@ SHMSERVE_API void shmserve_close(shmserve_client *client);
 /* Return a buffer of shared memory of at least `nbytes` bytes, aligned to a page, or NULL. Contents are undefined.
  * Each buffer is one region of the server, at most 256 per client: allocate few, keep them, and use parts.
  * Inputs and outputs may lie anywhere in a buffer; several requests may use one at the same time. Freed buffers
- * are kept for later calls. */
+ * are kept for later calls of about the same size, until others need the room. */
 SHMSERVE_API void *shmserve_alloc(shmserve_client *client, size_t nbytes, shmserve_error *error);
 
 /* Free a buffer. The requests that name it must have been answered. NULL is allowed. */
 SHMSERVE_API void shmserve_free(shmserve_client *client, void *buffer);
 
-/* Give a buffer new memory at the same address. Contents are lost.
+/* Give a buffer new memory at the same address. Contents are lost. If that fails, the buffer is as it was.
  *
  * If a request fails with DEADLINE_EXCEEDED, ABORTED, CANCELLED or PROTOCOL before the server has answered, the
  * server may still write to its outputs. Their buffers are then closed to requests (FAILED_PRECONDITION), until
@@ -283,7 +289,7 @@ typedef struct shmserve_request {
     const shmserve_parameter *parameters;
     size_t parameter_count;
     const char *id;      /* request id, for the server's logs and the model */
-    int64_t timeout_ns;  /* longest wait for the (last) answer; 0: the server's limit */
+    int64_t timeout_ns;  /* longest wait for the (last) answer; 0: the server's limit; negative: it has passed */
     int64_t deadline_ns; /* absolute; 0: none. The earlier of both counts */
     /* Decoupled models: how many answers may be unread, 1 to 16; 1 if an output has a window. Else 0. */
     uint32_t credit;
@@ -329,7 +335,8 @@ SHMSERVE_API shmserve_code shmserve_infer(shmserve_lane *lane, const shmserve_re
 
 /* Send a request; shmserve_take gives its answers. Waits only where the lane or memory has to be replaced, at most
  * until the request's deadline. `ticket` may be NULL; tickets are never 0. RESOURCE_EXHAUSTED: as many
- * requests are under way as may be. */
+ * requests are under way as may be. Requests that ended without the server's answer do not count: while the server
+ * still has too many of them, this one waits for its turn within its time limit. */
 SHMSERVE_API shmserve_code shmserve_submit(shmserve_lane *lane, const shmserve_request *request, uint64_t *ticket,
                                            shmserve_error *error);
 
@@ -345,7 +352,8 @@ SHMSERVE_API shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket,
                                            shmserve_error *error);
 
 /* Ask to end a request; 0: all requests under way. From any thread, also while another waits in shmserve_infer or
- * shmserve_take. The request is answered all the same, mostly with CANCELLED. Unknown tickets are ignored. */
+ * shmserve_take. The request is answered all the same, mostly with CANCELLED: at once, or within 0.05 s if another
+ * thread waits, where no executor has it; else when the model has ended it. Unknown tickets are ignored. */
 SHMSERVE_API shmserve_code shmserve_cancel(shmserve_lane *lane, uint64_t ticket, shmserve_error *error);
 
 /* Return the number of requests under way, whose final answer has not been taken. */
@@ -358,7 +366,7 @@ SHMSERVE_API size_t shmserve_under_way(const shmserve_lane *lane);
 SHMSERVE_API int shmserve_lane_fd(shmserve_lane *lane);
 
 /* Return the milliseconds after which shmserve_take should be called although the descriptor is not readable, for
- * poll or epoll_wait: the next deadline; 0: now; -1: never. */
+ * poll or epoll_wait: the next deadline, or attempt to send; 0: now; -1: never. */
 SHMSERVE_API int shmserve_lane_poll_ms(const shmserve_lane *lane);
 
 #ifdef __cplusplus

@@ -11,6 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from shmserve.protocol.control import client_messages as control
 from tests.running_server import ROOT, WATCHDOG_S
@@ -83,6 +86,12 @@ class CProgram:
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
+    def tell(self) -> None:
+        """Have the program, which waits for a line of its input, go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def end(self) -> list[str]:
         """Close the program's input, wait for success, and return the remaining lines."""
         out, err = self.process.communicate(timeout=WATCHDOG_S)
@@ -108,6 +117,7 @@ class FakePeer:
     """Server that answers each question, by the name of its message, with given packets.
 
     `replies`: packet by name; empty: no reply. The reply to "OpenLane" has a lane's descriptor.
+    `questions`: decoded messages of the client socket, in the order in which they came.
     `lane`: packets sent at once for each packet that comes over a lane; an empty packet closes the
     lane. `descriptors`: how many descriptors ride along with each reply, and with each packet of
     lanes.
@@ -119,7 +129,9 @@ class FakePeer:
         self._replies = replies
         self._lane = lane
         self._descriptors = descriptors
+        self.questions: list[list[Any]] = []
         self._sockets: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     @contextmanager
@@ -154,7 +166,14 @@ class FakePeer:
     def _accept(self, listener: socket.socket) -> None:
         with _ignored():
             while True:
-                self._start(self._answer, self._kept(listener.accept()[0]))
+                self._connections.append(self._kept(listener.accept()[0]))
+                self._start(self._answer, self._connections[-1])
+
+    def hang_up(self) -> None:
+        """End all connections. New ones are taken."""
+        for sock in self._connections:
+            with _ignored():
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, sock: socket.socket) -> None:
         with _ignored():
@@ -164,7 +183,8 @@ class FakePeer:
                     os.close(fd)
                 if not question:
                     break
-                name = next(n for n in self._replies if n.encode() in question)
+                self.questions.append(msgspec.msgpack.decode(question))
+                name = self.questions[-1][0]
                 if not self._replies[name]:
                     continue
                 if name == "OpenLane":

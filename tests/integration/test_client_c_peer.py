@@ -17,6 +17,7 @@ from tests.integration.c_programs import (
     LIBRARY,
     MEMORY,
     STRICT,
+    CProgram,
     FakePeer,
     cc,
     checks,
@@ -89,6 +90,8 @@ BAD_ANSWERS: dict[str, bytes] = {
     "4 G outputs": b"\x93\xaaLaneAnswer\x01\xdd\xff\xff\xff\xff",
     "300 outputs": answer(outputs=[["OUT", "FP32", [4], None]] * 300),
     "an unknown output": output("X", "FP32", [4], None),
+    "an output that nobody asked for": output("X", "FP32", [1], bytes(4)),
+    "bytes for a window": output("OUT", "FP32", [4], bytes(16)),
     "an unknown datatype": output("OUT", "FP33", [4], None),
     "a negative dimension": output("OUT", "FP32", [-4], None),
     "an endless shape": output("OUT", "FP32", [1 << 62, 1 << 62], None),
@@ -216,6 +219,39 @@ def test_the_code_is_that_of_the_error(program: Path, tmp_path: Path) -> None:
         assert run(program, "peer_memory", path) == ["infer DEADLINE_EXCEEDED"] * 2
 
 
+def test_regions_are_forgotten_by_the_next_connection(program: Path, tmp_path: Path) -> None:
+    """A registration without reply, and a buffer freed without connection."""
+    replies = {**GOOD, "RegisterMemfd": b""}
+    peer = FakePeer(replies, ())
+    with peer.listening(tmp_path) as path, CProgram(program, "peer_regions", path) as regions:
+        assert regions.line() == "first DEADLINE_EXCEEDED"
+        replies["RegisterMemfd"] = GOOD["RegisterMemfd"]
+        regions.tell()
+        assert regions.line() == "second OK"
+        peer.hang_up()
+        regions.tell()
+        regions.end()
+    questions = [q for q in peer.questions if q[0] in {"RegisterMemfd", "Unregister"}]
+    first, second = (q[1] for q in questions if q[0] == "RegisterMemfd")
+    assert [(q[0], q[1]) for q in questions] == [
+        ("RegisterMemfd", first),
+        ("Unregister", [first]),
+        ("RegisterMemfd", second),
+        ("Unregister", [second]),
+    ]
+
+
+def test_a_child_process_leaves_all_to_its_parent(program: Path, tmp_path: Path) -> None:
+    peer = FakePeer(GOOD, (wire.encode(LaneAnswer(1)),))
+    with peer.listening(tmp_path) as path, CProgram(program, "peer_fork", path) as forked:
+        assert forked.line() == "child ended"
+        assert not any(question[0] == "Unregister" for question in peer.questions)
+        forked.tell()
+        forked.end()
+    assert [q[0] for q in peer.questions].count("ClientHello") == 1
+    assert peer.questions[-1][0] == "Unregister"
+
+
 # ------------------------------------------------------------------------------------- the decoder
 
 
@@ -239,7 +275,13 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
     assert run(built(tmp_path, "looks")) == []
 
 
-@pytest.mark.parametrize("name", ["answers", "credit", "fork", "patience", "time"])
+ENDS = (
+    *("answers", "arguments", "cancel", "credit", "fork", "late", "lost_memory", "patience"),
+    *("renew", "signals", "stuck", "time", "unused"),
+)
+
+
+@pytest.mark.parametrize("name", ENDS)
 def test_the_ends_of_lanes(tmp_path: Path, name: str) -> None:
     assert run(built(tmp_path, "ends"), name) == []
 

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -731,6 +732,74 @@ static void peer_cancelled(const char *path) {
     shmserve_close(client);
 }
 
+/* A registration that is not answered, and a buffer that is freed when the server has hung up. */
+static void peer_regions(const char *path) {
+    static float in[4096];
+    shmserve_options options = {.path = path, .look_us = -1};
+    CHECK(!shmserve_connect(&options, &client, &error));
+    shmserve_lane *lane = open_lane("m");
+    Floats f;
+    floats_request(&f, in, 4096, NULL);
+    f.request.timeout_ns = 200 * MS;
+    printf("first %s\n", shmserve_code_name(shmserve_infer(lane, &f.request, NULL, &error)));
+    getchar();
+    printf("second %s\n", shmserve_alloc(client, 4096, &error) ? "OK" : error.text);
+    getchar();
+    shmserve_lane_close(lane);
+    shmserve_close(client);
+}
+
+/* Use a parent's client and lane in its child. Each function fails there, and closing closes nothing of the parent's. */
+static void use_in_child(shmserve_lane *lane, shmserve_lane *busy, uint64_t ticket, float *memory) {
+    Floats f;
+    floats_request(&f, memory, 4, memory);
+    const shmserve_answer *answer = NULL;
+    shmserve_lane *other = NULL;
+    shmserve_model *model = NULL;
+    error.text[0] = 0;
+    CHECK(!shmserve_alloc(client, 4096, &error) && error.code == SHMSERVE_FAILED_PRECONDITION && strstr(error.text, "fork"));
+    shmserve_code codes[] = {
+        shmserve_renew(client, memory, &error), shmserve_describe(client, "m", "", 0, &model, &error),
+        shmserve_lane_open(client, "m", "", 0, &other, &error), shmserve_infer(lane, &f.request, &answer, &error),
+        shmserve_submit(lane, &f.request, NULL, &error), shmserve_take(busy, 0, &answer, &error),
+        shmserve_cancel(busy, ticket, &error), shmserve_credit(busy, ticket, 1, &error),
+    };
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) CHECK(codes[i] == SHMSERVE_FAILED_PRECONDITION);
+    CHECK(shmserve_lane_fd(busy) == -1);
+    shmserve_free(client, memory);
+    shmserve_lane_close(lane), shmserve_lane_close(busy);
+    shmserve_close(client);
+}
+
+static void peer_fork(const char *path) {
+    shmserve_options options = {.path = path, .look_us = -1};
+    CHECK(!shmserve_connect(&options, &client, &error));
+    shmserve_lane *lane = open_lane("m"), *busy = open_lane("m");
+    float *memory = buffer(4);
+    Floats f;
+    uint64_t ticket;
+    CHECK(!shmserve_submit(busy, floats_request(&f, memory, 4, NULL), &ticket, &error));
+    struct pollfd answered = {.fd = shmserve_lane_fd(busy), .events = POLLIN};
+    CHECK(poll(&answered, 1, -1) == 1);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        use_in_child(lane, busy, ticket, memory);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && !status);
+    puts("child ended");
+    getchar();
+    CHECK(poll(&answered, 1, 0) == 1 && next_answer(busy)->ticket == ticket);
+    shmserve_model *model = NULL;
+    CHECK(!shmserve_describe(client, "m", "", 0, &model, &error));
+    CHECK(!shmserve_infer(lane, &f.request, NULL, &error));
+    shmserve_model_free(model);
+    shmserve_lane_close(lane), shmserve_lane_close(busy);
+    shmserve_close(client);
+}
+
 static void describe(const char *name) {
     shmserve_model *model = NULL;
     for (int round = 0; round < 2; round++) {
@@ -842,6 +911,8 @@ int main(int argc, char **argv) {
         if (!strcmp(name, "peer")) peer(argv[2], *first ? atoll(first) * MS : 60000 * MS);
         else if (!strcmp(name, "peer_codes")) peer_codes(argv[2]);
         else if (!strcmp(name, "peer_memory")) peer_memory(argv[2]);
+        else if (!strcmp(name, "peer_regions")) peer_regions(argv[2]);
+        else if (!strcmp(name, "peer_fork")) peer_fork(argv[2]);
         else peer_cancelled(argv[2]);
         CHECK(open_descriptors() == descriptors);
         return 0;
