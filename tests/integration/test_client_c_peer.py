@@ -276,7 +276,7 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
 
 
 ENDS = (
-    *("answers", "arguments", "cancel", "credit", "fork", "late", "lost_memory", "patience"),
+    *("answers", "arguments", "behind", "cancel", "credit", "fork", "late", "lost_memory", "patience"),
     *("renew", "signals", "stuck", "time", "unused"),
 )
 
