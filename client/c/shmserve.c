@@ -1919,7 +1919,8 @@ static void send_due(shmserve_lane *lane) {
     for (size_t i = 0; i < lane->call_count; i++) {
         Call *call = &lane->calls[i];
         if (call->state != SENT && call->state != GIVEN_UP) continue;
-        if (call->state == SENT && call->given && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
+        bool due = call->state == SENT && call->given;
+        if (due && send_short(lane, "LaneCredit", call->number, call->given)) call->taken -= call->given, call->given = 0;
         if (atomic_load(&call->cancelled)) ask_to_end(lane, call);
     }
 }
@@ -2021,8 +2022,8 @@ static const shmserve_answer *own_answer(shmserve_lane *lane, bool received) {
 static const shmserve_answer *take(shmserve_lane *lane, int64_t until) {
     for (size_t i = 0; i < lane->call_count; i++)
         if (!lane->calls[i].hold_credit) lane->calls[i].given = lane->calls[i].taken;
-    for (bool received = false;; received = true) {
-        size_t size;
+    bool received = false; /* all that had come; a peer that sends for ever does not count */
+    for (size_t size, packets = 0;;) {
         const shmserve_answer *answer = own_answer(lane, received);
         if (answer) return answer;
         if (count_calls(lane, UNSENT)) {
@@ -2037,9 +2038,11 @@ static const shmserve_answer *take(shmserve_lane *lane, int64_t until) {
         int64_t wake = earlier(until, next_time(lane, true));
         if (lane->fd < 0) {
             wait_for(-1, 0, wake);
+            received = true;
             continue;
         }
         Outcome outcome = receive(lane, wake, &size);
+        received = outcome != DONE || ++packets > CALLS;
         if (outcome == DONE && (answer = take_packet(lane, size))) return answer;
         if (outcome == GONE || outcome == VIOLATION) lane_lost(lane, outcome == GONE ? SHMSERVE_ABORTED : SHMSERVE_PROTOCOL);
     }

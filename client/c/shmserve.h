@@ -352,8 +352,9 @@ SHMSERVE_API shmserve_code shmserve_credit(shmserve_lane *lane, uint64_t ticket,
                                            shmserve_error *error);
 
 /* Ask to end a request; 0: all requests under way. From any thread, also while another waits in shmserve_infer or
- * shmserve_take. The request is answered all the same, mostly with CANCELLED: at once, or within 0.05 s if another
- * thread waits, where no executor has it; else when the model has ended it. Unknown tickets are ignored. */
+ * shmserve_take. The request is answered all the same, mostly with CANCELLED: when the model has ended it; where no
+ * executor has it, at once, or within 0.05 s if another thread waits (5 s while that thread asks for a lane or memory).
+ * Unknown tickets are ignored. */
 SHMSERVE_API shmserve_code shmserve_cancel(shmserve_lane *lane, uint64_t ticket, shmserve_error *error);
 
 /* Return the number of requests under way, whose final answer has not been taken. */

@@ -276,8 +276,8 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
 
 
 ENDS = (
-    *("answers", "arguments", "cancel", "credit", "fork", "late", "lost_memory", "patience"),
-    *("renew", "signals", "stuck", "time", "unused"),
+    *("answers", "arguments", "behind", "cancel", "credit", "fork", "late", "lost_memory"),
+    *("patience", "renew", "signals", "stuck", "time", "unused"),
 )
 
 

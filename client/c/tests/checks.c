@@ -566,7 +566,8 @@ static const char *take_some(shmserve_lane *lane, unsigned *state, long *answere
 static atomic_bool over;
 static atomic_long all_answered, all_ready;
 
-/* Keep a lane busy with up to eight requests of many kinds. */
+/* Keep a lane busy with up to eight requests of many kinds, also after the end until there were some answers: how many
+ * come while servers die depends on the machine. */
 static void *busy_thread(void *argument) {
     unsigned state = *(unsigned *)argument;
     long answered = 0;
@@ -578,7 +579,7 @@ static void *busy_thread(void *argument) {
     for (int i = 0; i < 8; i++)
         if (!(memory[i] = shmserve_alloc(client, 40000, &mine))) return "no memory";
     atomic_fetch_add(&all_ready, 1);
-    while (!atomic_load(&over)) {
+    while (!atomic_load(&over) || answered < 50) {
         unsigned slot = next_random(&state) % 8, kind = next_random(&state);
         Floats *f = &requests[slot];
         if (!f->request.user) {
