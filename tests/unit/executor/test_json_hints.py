@@ -300,7 +300,7 @@ def test_a_hint_without_schema_of_pydantics(tmp_path: Path) -> None:
         call: Callable[[int], int]
     def f(body: Body) -> int: return 1
     """
-    with pytest.raises(ConfigError, match="JSON has no form for a hint .*CallableSchema.: write"):
+    with pytest.raises(ConfigError, match=r"JSON has no form for a hint .*Callable.*: write"):
         Asker(tmp_path, code)
 
 

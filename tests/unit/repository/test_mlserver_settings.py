@@ -90,7 +90,8 @@ def test_a_file_in_a_version_folder_beside_settings_is_named(tmp_path: Path, ver
     (folder / "model.joblib").rename(folder / "2/model.joblib")
     assert repository.read_folder(str(folder)).failures == {
         version: f"version {version} has no file 'model.joblib': name 2/model.joblib in"
-        " parameters.uri of model-settings.json, or remove this file, beside which '2' is no version"
+        " parameters.uri of model-settings.json, or remove this file, beside which '2' is no"
+        " version"
     }
 
 
