@@ -4,6 +4,7 @@ Readers run in the coordinator (in a separate thread, when a model is loaded), i
 check``, and in executors. A reader never runs a model's code.
 """
 
+import glob
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,16 @@ def is_mlservers(directory: str) -> bool:
     except ConfigError:  # raised again where the settings are used
         return True
     return bool(settings and settings.backend)
+
+
+def _remedy(directory: str, version: int, file: str) -> str:
+    """Return what to do about a file that is missing beside MLServer's settings, but lies in a
+    folder such as 1; else ""."""
+    if version_folder(directory, str(version)) != directory:
+        return ""
+    found = min(glob.glob(f"[1-9]*/{glob.escape(file)}", root_dir=directory), default="")
+    what = f": name {found} in parameters.uri of {mlserver_settings.FILE}, or remove this file"
+    return found and f"{what}, beside which '{found.partition('/')[0]}' is no version"
 
 
 class FolderReader:
@@ -96,7 +107,7 @@ class FolderReader:
         if os.path.isdir(path):  # a model in several files, of which this is the main file
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         if not os.path.isfile(path):
-            return f"version {version} has no file '{file}'"
+            return f"version {version} has no file '{file}'{_remedy(directory, version, file)}"
         if not os.access(path, os.R_OK):
             return f"version {version}: file '{file}' cannot be read"
         return ""

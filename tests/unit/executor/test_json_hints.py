@@ -268,6 +268,42 @@ def test_a_form_for_an_argument_that_is_the_body(tmp_path: Path) -> None:
         model.form(("image", b"a"), ("size", b"5"), ("title", b"x"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "names"),
+    [
+        ("populate_by_name=True", 'alias="name"', {"name", "title"}),
+        ("", 'validation_alias=AliasChoices("name", "nom")', {"name", "nom"}),
+    ],
+)
+def test_a_form_has_the_names_that_pydantic_takes(
+    tmp_path: Path, kind: str, field: str, names: set[str]
+) -> None:
+    code = f"""
+    from pydantic import AliasChoices
+    class Body(BaseModel, {kind}):
+        title: str = Field({field})
+    def f(body: Body) -> str: return body.title
+    """
+    model = Asker(tmp_path, code)
+    for name in ("name", "nom", "title"):
+        if name in names:
+            assert model.form((name, b"x")) == model.ask({name: "x"}) == "x"
+        else:
+            with pytest.raises(InvalidArgument, match=f"a part '{name}', and no argument"):
+                model.form((name, b"x"))
+
+
+def test_a_hint_without_schema_of_pydantics(tmp_path: Path) -> None:
+    code = """
+    from collections.abc import Callable
+    class Body(BaseModel):
+        call: Callable[[int], int]
+    def f(body: Body) -> int: return 1
+    """
+    with pytest.raises(ConfigError, match=r"JSON has no form for a hint .*Callable.*: write"):
+        Asker(tmp_path, code)
+
+
 def test_answers_of_numpy(tmp_path: Path) -> None:
     code = "def f() -> Any: return [np.float32(0.5), np.arange(2), np.float64(2), np.bool_(True)]"
     assert Asker(tmp_path, code).ask(b"") == [0.5, [0, 1], 2.0, True]

@@ -82,6 +82,19 @@ def test_a_version_folder_does_not_hide_the_settings_beside(tmp_path: Path, file
         repository.read_folder(str(folder))
 
 
+@pytest.mark.parametrize("version", ["1", "3"])
+def test_a_file_in_a_version_folder_beside_settings_is_named(tmp_path: Path, version: str) -> None:
+    """So is Triton's folder with settings beside."""
+    folder = make(tmp_path, parameters={"version": version})
+    (folder / "2").mkdir()
+    (folder / "model.joblib").rename(folder / "2/model.joblib")
+    assert repository.read_folder(str(folder)).failures == {
+        version: f"version {version} has no file 'model.joblib': name 2/model.joblib in"
+        " parameters.uri of model-settings.json, or remove this file, beside which '2' is no"
+        " version"
+    }
+
+
 def test_settings_in_the_folder_and_in_a_version_folder_are_refused(tmp_path: Path) -> None:
     folder = make(tmp_path)
     make(tmp_path, at="2")

@@ -110,8 +110,11 @@ def _refusal(pipeline: Any, texts: list[str], ex: Exception) -> str:
     config = pipeline.model.config
     limits = pipeline.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
     limit, added = int(min(filter(None, limits))), _added(pipeline)
-    for place, text in enumerate(texts):
-        count = len(pipeline.tokenizer(text)["input_ids"])
+    try:
+        counts = [len(pipeline.tokenizer(text)["input_ids"]) for text in texts]
+    except Exception:  # a tokenizer that needs more than a text: its failure is not the pipeline's
+        return ""
+    for place, count in enumerate(counts):
         if count + added > limit:
             beside = f" with the {added} that it adds" if added else ""
             return f"text {place} has {count} tokens, and the model takes at most {limit}{beside}"

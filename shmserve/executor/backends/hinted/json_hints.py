@@ -160,11 +160,19 @@ def _is_pydantic(hint: Any) -> bool:
 def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
     """Return the possible types of each field of an object; empty for objects of unknown keys."""
     if _is_pydantic(kind):
-        names = {n: f.validation_alias or f.alias for n, f in kind.model_fields.items()}
-        return {
-            alias if isinstance(alias, str) else name: _types(kind.model_fields[name].annotation)
-            for name, alias in names.items()
-        }
+        by_name = {"populate_by_name", "validate_by_name"}.intersection(
+            key for key, value in kind.model_config.items() if value
+        )
+        found: dict[str, tuple[kinds.Type, ...]] = {}
+        for name, field in kind.model_fields.items():
+            alias = field.validation_alias or field.alias
+            names = [
+                *getattr(alias, "choices", (alias,)),
+                *([name] if by_name or not alias else ()),
+            ]
+            types = _types(field.annotation)
+            found.update((n, types) for n in names if isinstance(n, str))
+        return found
     info = kinds.type_info(kind)
     if not isinstance(info, _OBJECTS):
         return {}
@@ -258,8 +266,8 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
         _, more = described()
         components = _fill_in(found, template, more)
         (body, given), more = described()
-    except (TypeError, NotImplementedError) as ex:
-        text = str(ex).splitlines()[0]
+    except (TypeError, NotImplementedError, RuntimeError) as ex:  # pydantic's is a RuntimeError
+        text = (str(ex).splitlines() or [""])[0]
         raise ConfigError(
             f"JSON has no form for a hint ({text}): write plain types, a msgspec.Struct, a"
             " dataclass, or NDArray[np.float32] for arrays"
