@@ -1,0 +1,220 @@
+"""Environments of models: the Python that runs a model with packages of its own.
+
+An executor of such a model begins in the server's Python, like every executor, by a fork of the
+template or by exec. `enter` then chooses the environment, and replaces the program by the
+environment's Python: the process keeps its id, descriptors, limits and standard input. There,
+`environment_start` checks the packages and runs the executor with the server's own code.
+
+As a program, the module tells what an environment has: ``shmserve env build`` runs it there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import sys
+import time
+from argparse import ArgumentParser
+from importlib import metadata
+from typing import NoReturn
+
+from msgspec import Struct
+
+from shmserve import model_places
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.executor.process import environment_start
+from shmserve.protocol.control.link_messages import Instance
+from shmserve.protocol.triton_config.backend_kinds import PYTHON
+from shmserve.repository import packs
+from shmserve.repository.folder_reader import version_folder
+
+PARAMETER = "EXECUTION_ENV_PATH"
+FOLDER = ".venv"
+REQUIREMENTS = "requirements.txt"
+_TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_CODE_BACKENDS = (PYTHON, "grps")  # their models are code in any case
+_FAULTS = {
+    errno.ENOENT: "its interpreter bin/python, or what bin/python leads to, is missing",
+    errno.ENOEXEC: "its interpreter bin/python is not for this machine",
+    errno.EACCES: "its interpreter bin/python may not be executed",
+}
+
+
+class Environment(Struct, frozen=True):
+    """Environment of a model. `name`: what the model calls it, for errors. `place`: its folder, or
+    the file of a pack. `remedy`: end of errors about its content."""
+
+    name: str
+    place: str
+    remedy: str = ""
+
+
+def choose(instance: Instance, allow_model_code: bool) -> Environment | None:
+    """Return the environment that an instance's model brings, or None if the server's own Python is
+    to run the model. Raise ConfigError if the model wants an environment that is not there or that
+    the service does not permit."""
+    spec = instance.spec
+    folders = (version_folder(instance.directory, spec.version), instance.directory)
+    environment = _named(instance, folders) or _built(instance, folders)
+    if environment is None or spec.backend in _CODE_BACKENDS or allow_model_code:
+        return environment
+    raise ConfigError(
+        f"model '{spec.name}': {environment.name} brings code: the setting allow_model_code must"
+        " be true"
+    )
+
+
+def _named(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
+    given = instance.spec.parameters.get(PARAMETER)
+    if not given:
+        return None
+    for folder in reversed(folders):
+        place = os.path.join(folder, given.replace(_TRITON_DIRECTORY, folder))
+        if os.path.exists(place):
+            return Environment(f"parameters.{PARAMETER}", place)
+    raise ConfigError(
+        f"model '{instance.spec.name}': parameters.{PARAMETER} is '{given}': there is no such file"
+        " or folder"
+    )
+
+
+def _built(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
+    """Return the `.venv` of the version or the model. Raise ConfigError if there is none, and the
+    server's own Python lacks a package of requirements.txt."""
+    for folder in folders:
+        place = os.path.join(folder, FOLDER)
+        if os.path.lexists(place):
+            return Environment(FOLDER, place, _remedy(folder))
+    for folder in folders:
+        if lacking := _lacking(os.path.join(folder, REQUIREMENTS)):
+            name = f"model '{instance.spec.name}': {REQUIREMENTS}"
+            raise ConfigError(f"{name} wants {lacking}: {_remedy(folder)}")
+    return None
+
+
+def _remedy(folder: str) -> str:
+    return f"run `shmserve env build {os.path.realpath(folder)}`"
+
+
+def _lacking(path: str) -> str:
+    """Return the first requirement of a file that this Python's packages do not meet, or "". Lines
+    with options of pip are not looked at."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(" #")[0].partition(" --")[0].strip(" \t\\\n") for line in file]
+    except OSError:
+        return ""
+    from packaging.requirements import InvalidRequirement, Requirement  # not in environments
+
+    for line in lines:
+        if not line or line.startswith(("#", "-")):
+            continue
+        try:
+            wanted = Requirement(line)
+            if wanted.marker is not None and not wanted.marker.evaluate():
+                continue
+            found = metadata.version(wanted.name)
+        except (InvalidRequirement, metadata.PackageNotFoundError):
+            return f"{line}, which the server does not have"
+        if not wanted.specifier.contains(found, prereleases=True):
+            return f"{line}, and the server has {found}"
+    return ""
+
+
+def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
+    """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if the
+    environment is a pack that cannot be unpacked."""
+    if os.path.isdir(environment.place):
+        return environment.place, -1
+    until = time.monotonic() + settings.load_timeout_s
+    most = settings.repository_cache_bytes
+    return packs.acquire(environment.place, _root(settings), most, until)
+
+
+def give_back(lock: int, settings: Settings) -> None:
+    """Let go of an unpacked pack. -1: there is none."""
+    if lock >= 0:
+        os.close(lock)
+        packs.sweep(_root(settings))
+
+
+def _root(settings: Settings) -> str:
+    return packs.folder_in(model_places.cache_dir(settings))
+
+
+def command(folder: str, module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of shmserve in the environment in `folder`."""
+    first = os.path.abspath(environment_start.__file__)
+    return [os.path.join(folder, "bin", "python"), "-I", first, sys.executable, module, *words]
+
+
+def not_started(ex: OSError) -> str:
+    """Return why an environment's command could not be executed."""
+    return _FAULTS.get(ex.errno or 0, f"its interpreter bin/python cannot run: {ex.strerror}")
+
+
+def refusal(model: str, environment: Environment | None, fault: str) -> ConfigError:
+    """Return the error for an environment that cannot be used. `fault`: the reason."""
+    name = environment.name if environment is not None else "its environment"
+    remedy = f": {environment.remedy}" if environment is not None and environment.remedy else ""
+    return ConfigError(f"model '{model}': {name} cannot be used: {fault}{remedy}")
+
+
+def enter(
+    instance: Instance, settings: Settings, words: list[str], keep: int, fault: str | None
+) -> ConfigError | None:
+    """Replace this program by an executor in the environment of the instance's model. Return the
+    reason if the environment cannot be used, or None in the right Python.
+
+    Args:
+        words: the executor's arguments.
+        keep: a descriptor that the executor inherits.
+        fault: as in `run_instance`.
+    """
+    if fault == "":
+        return None
+    try:
+        environment = choose(instance, settings.allow_model_code)
+    except ConfigError as ex:
+        return ex
+    if environment is None:
+        return None
+    try:
+        reason = fault or _exec(environment, settings, words, keep)
+    except ConfigError as ex:
+        reason = ex.message
+    return refusal(instance.spec.name, environment, reason)
+
+
+def _exec(environment: Environment, settings: Settings, words: list[str], keep: int) -> NoReturn:
+    folder, lock = prepare(environment, settings)
+    line = command(folder, "shmserve.executor.process", *words, "--pack-lock", str(lock))
+    for fd in {keep, lock} - {-1}:
+        os.set_inheritable(fd, True)
+    os.lseek(0, 0, os.SEEK_SET)  # the next program reads the instance again
+    try:
+        os.execv(line[0], line)
+    except OSError as ex:
+        give_back(lock, settings)
+        raise ConfigError(not_started(ex)) from None
+
+
+def main() -> int:
+    """Print the Python and the packages of the environment that runs this program. Return 1, and
+    print the reason instead, if executors cannot run here."""
+    parser = ArgumentParser()
+    parser.add_argument("--fault", required=True)
+    if reason := parser.parse_args().fault:
+        print(f"{FOLDER} cannot be used: {reason}")
+        return 1
+    from shmserve.executor.process import __main__  # noqa: F401 (all that an executor imports)
+
+    found = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+    print(f"Python {platform.python_version()} with {', '.join(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

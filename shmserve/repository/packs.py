@@ -1,0 +1,140 @@
+"""Packs: environments of models in archives, as conda-pack makes them, and the folders that they
+are unpacked to.
+
+    environments/<key>/      an unpacked pack; the key stands for the file: place, size and time
+    environments/<key>.lock  shared lock: the environment is in use; exclusive: the folder is being
+                             filled or removed. Content `DONE`: the folder is complete
+
+The folders lie beside fetched models (`model_places.cache_dir`), and belong to all services of one
+user. The kernel releases the locks of a killed process, so whoever sweeps finds what nobody uses.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+
+from shmserve.errors import ConfigError
+
+_FOLDER = "environments"
+_DONE = b"complete"
+_MOST_FILES = 1_000_000
+_AGAIN_S = 0.1
+
+
+def folder_in(cache_dir: str) -> str:
+    """Return the folder of all unpacked packs."""
+    return os.path.join(cache_dir, _FOLDER)
+
+
+def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
+    """Unpack a pack, unless its folder is there. Return the folder, and the descriptor of the lock
+    that keeps the folder until the descriptor is closed.
+
+    Args:
+        root: folder of all unpacked packs.
+        most: limit of an unpacked pack in bytes.
+        until: end (monotonic) of waiting for another process that unpacks the same pack.
+
+    Raises:
+        ConfigError: the pack cannot be read or unpacked, or the time is over.
+    """
+    try:
+        os.makedirs(root, 0o700, exist_ok=True)
+        info = os.stat(pack)
+        place = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
+        key = hashlib.sha256(place.encode()).hexdigest()[:24]
+        folder = os.path.join(root, key)
+        while time.monotonic() < until:
+            with _lock(f"{folder}.lock", fcntl.LOCK_SH) as fd:
+                if fd >= 0 and os.pread(fd, len(_DONE), 0) == _DONE:
+                    return folder, os.dup(fd)
+            with _lock(f"{folder}.lock", fcntl.LOCK_EX) as fd:
+                if fd >= 0 and os.pread(fd, len(_DONE), 0) != _DONE:
+                    _fill(folder, pack, most)
+                    os.pwrite(fd, _DONE, 0)
+                    continue
+            time.sleep(_AGAIN_S)
+    except OSError as ex:
+        raise ConfigError(f"the pack cannot be unpacked: {ex.strerror}") from None
+    raise ConfigError("another process has not unpacked the pack in time")
+
+
+def sweep(root: str) -> None:
+    """Remove the unpacked packs that no process uses."""
+    with contextlib.suppress(OSError):  # no folder, or one that this user may not change
+        for name in os.listdir(root):
+            path = os.path.join(root, name)
+            if name.endswith(".lock"):
+                with _lock(path, fcntl.LOCK_EX) as fd:
+                    if fd >= 0:
+                        os.ftruncate(fd, 0)  # an interrupted removal must not look complete
+                        shutil.rmtree(path.removesuffix(".lock"), ignore_errors=True)
+                        os.unlink(path)
+
+
+@contextlib.contextmanager
+def _lock(path: str, kind: int) -> Iterator[int]:
+    """Yield a descriptor of the locked file, or -1 if another process holds it, or removed it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        held = os.path.samestat(os.fstat(fd), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        held = False
+    try:
+        yield fd if held else -1
+    finally:
+        os.close(fd)
+
+
+def _fill(folder: str, pack: str, most: int) -> None:
+    """Unpack into the folder in place of what an interrupted attempt has left there."""
+    if not hasattr(tarfile, "data_filter"):
+        raise ConfigError("packs need Python 3.11.4 or newer for the server")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(folder, 0o700)
+    try:
+        with tarfile.open(pack, "r|*") as archive:
+            _extract(archive, folder, most)
+        _relocate(folder)
+    except tarfile.FilterError as ex:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(f"the pack has a harmful member: {ex}") from None
+    except (tarfile.TarError, EOFError, ValueError) as ex:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(f"the pack is not an archive of tar ({ex})") from None
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _extract(archive: tarfile.TarFile, folder: str, most: int) -> None:
+    total = 0
+    for count, member in enumerate(archive):
+        total += member.size
+        if total > most or count >= _MOST_FILES:
+            raise ConfigError(
+                f"the pack has more than {most} bytes (repository_cache_bytes) or {_MOST_FILES}"
+                " files"
+            )
+        archive.extract(member, folder, filter="data")
+
+
+def _relocate(folder: str) -> None:
+    """Run the pack's own `conda-unpack`, which writes the folder's path into the files that have
+    the path of the host where the pack was made. The load's deadline ends a hanging one."""
+    script = os.path.join(folder, "bin", "conda-unpack")
+    if os.path.exists(script):
+        python = os.path.join(folder, "bin", "python")
+        done = subprocess.run(
+            [python, "-I", script], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode:
+            last = done.stderr.rstrip().rpartition("\n")[2]
+            raise ConfigError(f"the pack's conda-unpack failed: {last}")
