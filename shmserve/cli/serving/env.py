@@ -17,7 +17,7 @@ import sys
 from shmserve.errors import ConfigError
 from shmserve.executor.process import environment_start, environments
 
-_REPORT = "shmserve.executor.process.environments"
+_REPORT = "shmserve.executor.process.environment_report"
 _TITLES = "setproctitle>=1.3"  # not needed: names the executor for `ps`
 _OURS = re.compile(r"\.venv-[0-9a-f]{8}")
 _OLD = "import sys; sys.exit(sys.version_info < {})"

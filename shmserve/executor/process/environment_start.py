@@ -1,8 +1,8 @@
 """First program in a model's own Python: ``PYTHON -I environment_start.py SERVER_PYTHON MODULE …``.
 
 The program checks the Python and the packages that an executor needs, lets `import shmserve` find
-the server's own package and nothing else of the server, and runs MODULE with the other arguments
-and ``--fault ""``. If the Python cannot run MODULE, the program execs the server's Python instead,
+the server's own package and nothing else of the server, and calls MODULE's `main` with the other
+arguments and ``--fault ""``. If the Python cannot run MODULE, the program execs the server's Python instead,
 which runs MODULE with the reason: ``--fault REASON``.
 
 Old Pythons must be able to read this file, so its syntax is that of Python 3.6.
@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import re
-import runpy
 import sys
 
 OLDEST = (3, 11)
@@ -93,8 +92,12 @@ def main():  # type: ignore[no-untyped-def]
         os.execv(server, [server, "-m", module, *words, "--fault", reason])
     _enter()
     sys.argv = [module, *words, "--fault", ""]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    status = importlib.import_module(module).main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of a model's libraries must not keep the process alive
 
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a process that a model has made with multiprocessing's `spawn`
+    sys.meta_path.insert(0, _ServersPackage)

@@ -4,18 +4,14 @@ An executor of such a model begins in the server's Python, like every executor, 
 template or by exec. `enter` then chooses the environment, and replaces the program by the
 environment's Python: the process keeps its id, descriptors, limits and standard input. There,
 `environment_start` checks the packages and runs the executor with the server's own code.
-
-As a program, the module tells what an environment has: ``shmserve env build`` runs it there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import platform
 import sys
 import time
-from argparse import ArgumentParser
 from importlib import metadata
 from typing import NoReturn
 
@@ -190,7 +186,7 @@ def enter(
 
 def _exec(environment: Environment, settings: Settings, words: list[str], keep: int) -> NoReturn:
     folder, lock = prepare(environment, settings)
-    line = command(folder, "shmserve.executor.process", *words, "--pack-lock", str(lock))
+    line = command(folder, "shmserve.executor.process.__main__", *words, "--pack-lock", str(lock))
     for fd in {keep, lock} - {-1}:
         os.set_inheritable(fd, True)
     os.lseek(0, 0, os.SEEK_SET)  # the next program reads the instance again
@@ -199,22 +195,3 @@ def _exec(environment: Environment, settings: Settings, words: list[str], keep: 
     except OSError as ex:
         give_back(lock, settings)
         raise ConfigError(not_started(ex)) from None
-
-
-def main() -> int:
-    """Print the Python and the packages of the environment that runs this program. Return 1, and
-    print the reason instead, if executors cannot run here."""
-    parser = ArgumentParser()
-    parser.add_argument("--fault", required=True)
-    if reason := parser.parse_args().fault:
-        print(f"{FOLDER} cannot be used: {reason}")
-        return 1
-    from shmserve.executor.process import __main__  # noqa: F401 (all that an executor imports)
-
-    found = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
-    print(f"Python {platform.python_version()} with {', '.join(found)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
