@@ -1,4 +1,4 @@
-"""Environments for models, made without network: the packages are links to this Python's own."""
+"""Environments for models, made without network: packages are links to packages of the tests."""
 
 import os
 import subprocess

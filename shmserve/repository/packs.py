@@ -1,12 +1,11 @@
-"""Packs: environments of models in archives, as conda-pack makes them, and the folders that they
-are unpacked to.
+"""Packs: environments of models in archives of conda-pack, and the folders of unpacked packs.
 
     environments/<key>/      an unpacked pack; the key stands for the file: place, size and time
-    environments/<key>.lock  shared lock: the environment is in use; exclusive: the folder is being
-                             filled or removed. Content `DONE`: the folder is complete
+    environments/<key>.lock  shared lock: the folder is in use; exclusive lock: a process fills or
+                             removes the folder. Content `_DONE`: the folder is complete
 
-The folders lie beside fetched models (`model_places.cache_dir`), and belong to all services of one
-user. The kernel releases the locks of a killed process, so whoever sweeps finds what nobody uses.
+The folders lie beside fetched models (`model_places.cache_dir`). All services of a user share the
+folders. The kernel releases the locks of a killed process, so a sweep finds unused folders.
 """
 
 import contextlib
@@ -33,8 +32,8 @@ def folder_in(cache_dir: str) -> str:
 
 
 def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
-    """Unpack a pack, unless its folder is there. Return the folder, and the descriptor of the lock
-    that keeps the folder until the descriptor is closed.
+    """Unpack a pack, unless an earlier call has. Return the folder, and the descriptor of the
+    lock, which keeps the folder until the descriptor is closed.
 
     Args:
         root: folder of all unpacked packs.
@@ -66,7 +65,7 @@ def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
 
 
 def sweep(root: str) -> None:
-    """Remove the unpacked packs that no process uses."""
+    """Remove unused folders of packs."""
     with contextlib.suppress(OSError):  # no folder, or one that this user may not change
         for name in os.listdir(root):
             path = os.path.join(root, name)
@@ -80,7 +79,8 @@ def sweep(root: str) -> None:
 
 @contextlib.contextmanager
 def _lock(path: str, kind: int) -> Iterator[int]:
-    """Yield a descriptor of the locked file, or -1 if another process holds it, or removed it."""
+    """Yield a descriptor of the locked file. Yield -1 if another process has locked or removed the
+    file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -94,7 +94,7 @@ def _lock(path: str, kind: int) -> Iterator[int]:
 
 
 def _fill(folder: str, pack: str, most: int) -> None:
-    """Unpack into the folder in place of what an interrupted attempt has left there."""
+    """Unpack into the folder. Remove the remains of an interrupted attempt first."""
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError("packs need Python 3.11.4 or newer for the server")
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,8 +127,8 @@ def _extract(archive: tarfile.TarFile, folder: str, most: int) -> None:
 
 
 def _relocate(folder: str) -> None:
-    """Run the pack's own `conda-unpack`, which writes the folder's path into the files that have
-    the path of the host where the pack was made. The load's deadline ends a hanging one."""
+    """Run the pack's `conda-unpack`, which replaces paths of the packing host by the folder's
+    path. If the program hangs, the load's deadline ends this process."""
     script = os.path.join(folder, "bin", "conda-unpack")
     if os.path.exists(script):
         python = os.path.join(folder, "bin", "python")

@@ -19,6 +19,7 @@ from tests.servers import SMALL, Server, Starting
 
 MODEL = """
     import importlib.util
+    import multiprocessing
     import os
     import sys
 
@@ -34,6 +35,10 @@ MODEL = """
             leaked = [name for name in ("PYTHONPATH", "PYTHONHOME") if name in os.environ]
             servers = [name for name in ("gunicorn", "falcon") if importlib.util.find_spec(name)]
             package = os.path.dirname(shmserve.__file__)
+            process = multiprocessing.get_context("spawn").Process(target=int)
+            process.start()
+            process.join()
+            leaked += [f"status {process.exitcode}"] if process.exitcode else []
             texts = [VERSION, sys.prefix, package, ",".join(leaked), ",".join(servers)]
             return {"TEXTS": np.array(texts, object)}
 """

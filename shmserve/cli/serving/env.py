@@ -1,8 +1,8 @@
 """Command ``shmserve env build FOLDER``: makes a model's own environment, `.venv` in its folder.
 
-`.venv` is a link to a folder `.venv-<number>`. A new environment is built and tried beside the old
-one, and the link is replaced only if all went well. The last environment stays, for executors that
-still run in it. Earlier ones are removed.
+`.venv` is a link to a folder `.venv-<number>`. The command builds and tries a new folder beside the
+old folder, and replaces the link only after success. The former folder stays for running executors.
+The command removes older folders.
 """
 
 import argparse
@@ -24,8 +24,8 @@ _OLD = "import sys; sys.exit(sys.version_info < {})"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Build the environment, print what is there, and return the exit status. Raise ConfigError if
-    it cannot be built; an environment that is there already stays."""
+    """Build the environment, print its packages, and return the exit status. Raise ConfigError after
+    a failure, which leaves an existing environment as it was."""
     folder = arguments.folder
     if not os.path.isdir(folder):
         raise ConfigError(f"{folder} is no folder")
@@ -74,7 +74,7 @@ def _run(command: list[str], folder: str | None = None) -> int:
 
 
 def _replace(folder: str, fresh: str) -> str:
-    """Let `.venv` lead to the fresh environment. Return the name of the former one's folder."""
+    """Let `.venv` lead to the fresh folder. Return the name of the former folder, or ""."""
     link = os.path.join(folder, environments.FOLDER)
     with contextlib.suppress(FileNotFoundError):  # of a command that was killed
         os.unlink(f"{link}-new")

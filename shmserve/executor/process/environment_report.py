@@ -1,11 +1,11 @@
-"""Program that ``shmserve env build`` runs in a new environment: tells what the environment has."""
+"""Report on a new environment, which ``shmserve env build`` runs there."""
 
 import platform
 import sys
 from argparse import ArgumentParser
 from importlib import metadata
 
-from shmserve.executor.process import __main__  # noqa: F401 (all that an executor imports)
+from shmserve.executor.process import __main__  # noqa: F401 (an executor imports the module)
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""First program in a model's own Python: ``PYTHON -I environment_start.py SERVER_PYTHON MODULE …``.
+"""First program in a model's environment: ``PYTHON -I environment_start.py SERVER_PYTHON MODULE``.
 
-The program checks the Python and the packages that an executor needs, lets `import shmserve` find
-the server's own package and nothing else of the server, and calls MODULE's `main` with the other
-arguments and ``--fault ""``. If the Python cannot run MODULE, the program execs the server's Python instead,
-which runs MODULE with the reason: ``--fault REASON``.
+The program checks Python and the packages for executors, makes the server's package `shmserve`
+importable, but no other package of the server, and calls MODULE's `main` with further arguments
+and ``--fault ""``. On a fault, the program execs the server's Python instead, which runs MODULE
+with ``--fault REASON``.
 
-Old Pythons must be able to read this file, so its syntax is that of Python 3.6.
+Old Pythons must be able to read this file: the syntax is of Python 3.6.
 """
 
 import importlib
@@ -32,7 +32,8 @@ def requirement(distribution, lowest, above):  # type: ignore[no-untyped-def]
 
 
 def fault():  # type: ignore[no-untyped-def]
-    """Return why this Python cannot run executors, or "". Import the packages of `NEEDED`."""
+    """Return the reason why this Python cannot run executors, or "". Import the packages of
+    `NEEDED`."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST:
         return "it has Python {}, and 3.11 is the oldest that works".format(version)  # noqa: UP032
@@ -58,7 +59,7 @@ def _number(version):  # type: ignore[no-untyped-def]
 
 
 class _ServersPackage:
-    """Finder of the server's own package, and of no other module."""
+    """Finder of the server's package `shmserve`."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -73,7 +74,7 @@ class _ServersPackage:
 
 
 def _enter():  # type: ignore[no-untyped-def]
-    """Make this Python's programs and packages those of processes that a model starts."""
+    """Set the variables for programs that a model starts, and find the server's package."""
     for name in _FOREIGN:
         os.environ.pop(name, None)
     os.environ["PATH"] = os.pathsep.join(

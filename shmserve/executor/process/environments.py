@@ -1,9 +1,9 @@
-"""Environments of models: the Python that runs a model with packages of its own.
+"""Environments of models: a model may bring a Python with packages.
 
-An executor of such a model begins in the server's Python, like every executor, by a fork of the
-template or by exec. `enter` then chooses the environment, and replaces the program by the
-environment's Python: the process keeps its id, descriptors, limits and standard input. There,
-`environment_start` checks the packages and runs the executor with the server's own code.
+Every executor begins in the server's Python, by a fork of the template or by exec. `enter` chooses
+the model's environment, and replaces the program by the environment's Python. The process keeps
+pid, descriptors, limits and standard input. `environment_start` then checks the packages and runs
+the executor with the server's code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARAMETER = "EXECUTION_ENV_PATH"
 FOLDER = ".venv"
 REQUIREMENTS = "requirements.txt"
 _TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-_CODE_BACKENDS = (PYTHON, "grps")  # their models are code in any case
+_CODE_BACKENDS = (PYTHON, "grps")  # backends of models in Python code
 _FAULTS = {
     errno.ENOENT: "its interpreter bin/python, or what bin/python leads to, is missing",
     errno.ENOEXEC: "its interpreter bin/python is not for this machine",
@@ -39,8 +39,13 @@ _FAULTS = {
 
 
 class Environment(Struct, frozen=True):
-    """Environment of a model. `name`: what the model calls it, for errors. `place`: its folder, or
-    the file of a pack. `remedy`: end of errors about its content."""
+    """Environment of a model.
+
+    Attributes:
+        name: name of the file or parameter, for errors.
+        place: path of the folder or the pack.
+        remedy: advice for operators, or "".
+    """
 
     name: str
     place: str
@@ -48,9 +53,8 @@ class Environment(Struct, frozen=True):
 
 
 def choose(instance: Instance, allow_model_code: bool) -> Environment | None:
-    """Return the environment that an instance's model brings, or None if the server's own Python is
-    to run the model. Raise ConfigError if the model wants an environment that is not there or that
-    the service does not permit."""
+    """Return the environment of an instance's model, or None if the server's Python runs the model.
+    Raise ConfigError if the environment is missing, or needs the setting `allow_model_code`."""
     spec = instance.spec
     folders = (version_folder(instance.directory, spec.version), instance.directory)
     environment = _named(instance, folders) or _built(instance, folders)
@@ -77,8 +81,8 @@ def _named(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
 
 
 def _built(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
-    """Return the `.venv` of the version or the model. Raise ConfigError if there is none, and the
-    server's own Python lacks a package of requirements.txt."""
+    """Return the `.venv` of the version or the model, or None without `.venv`. Raise ConfigError if
+    the server's Python lacks a package of requirements.txt as well."""
     for folder in folders:
         place = os.path.join(folder, FOLDER)
         if os.path.lexists(place):
@@ -95,8 +99,8 @@ def _remedy(folder: str) -> str:
 
 
 def _lacking(path: str) -> str:
-    """Return the first requirement of a file that this Python's packages do not meet, or "". Lines
-    with options of pip are not looked at."""
+    """Return the first requirement of a file that the packages here do not meet, or "". Skip lines
+    with options of pip."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.partition(" #")[0].partition(" --")[0].strip(" \t\\\n") for line in file]
@@ -120,8 +124,8 @@ def _lacking(path: str) -> str:
 
 
 def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
-    """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if the
-    environment is a pack that cannot be unpacked."""
+    """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if a
+    pack cannot be unpacked."""
     if os.path.isdir(environment.place):
         return environment.place, -1
     until = time.monotonic() + settings.load_timeout_s
@@ -130,7 +134,7 @@ def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
 
 
 def give_back(lock: int, settings: Settings) -> None:
-    """Let go of an unpacked pack. -1: there is none."""
+    """Unlock an unpacked pack, and remove unused packs. -1: no pack."""
     if lock >= 0:
         os.close(lock)
         packs.sweep(_root(settings))
@@ -147,12 +151,12 @@ def command(folder: str, module: str, *words: str) -> list[str]:
 
 
 def not_started(ex: OSError) -> str:
-    """Return why an environment's command could not be executed."""
+    """Return the reason of a failed exec of an environment's Python."""
     return _FAULTS.get(ex.errno or 0, f"its interpreter bin/python cannot run: {ex.strerror}")
 
 
 def refusal(model: str, environment: Environment | None, fault: str) -> ConfigError:
-    """Return the error for an environment that cannot be used. `fault`: the reason."""
+    """Return the error for an unusable environment. `fault`: the reason."""
     name = environment.name if environment is not None else "its environment"
     remedy = f": {environment.remedy}" if environment is not None and environment.remedy else ""
     return ConfigError(f"model '{model}': {name} cannot be used: {fault}{remedy}")
@@ -161,8 +165,8 @@ def refusal(model: str, environment: Environment | None, fault: str) -> ConfigEr
 def enter(
     instance: Instance, settings: Settings, words: list[str], keep: int, fault: str | None
 ) -> ConfigError | None:
-    """Replace this program by an executor in the environment of the instance's model. Return the
-    reason if the environment cannot be used, or None in the right Python.
+    """Replace this program by an executor in the environment of the instance's model. Return None
+    if the right Python runs already, or an error if the environment cannot be used.
 
     Args:
         words: the executor's arguments.
