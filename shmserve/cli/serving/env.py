@@ -17,15 +17,15 @@ import sys
 from shmserve.errors import ConfigError
 from shmserve.executor.process import environment_start, environments
 
-_REPORT = "shmserve.executor.process.environment_report"
+_REPORT = "shmserve.cli.serving.env_report"
 _TITLES = "setproctitle>=1.3"  # not needed: names the executor for `ps`
 _OURS = re.compile(r"\.venv-[0-9a-f]{8}")
 _OLD = "import sys; sys.exit(sys.version_info < {})"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Build the environment, print its packages, and return the exit status. Raise ConfigError after
-    a failure, which leaves an existing environment as it was."""
+    """Build the environment, print its packages, and return the exit status. Raise ConfigError
+    after a failure, which leaves an existing environment as it was."""
     folder = arguments.folder
     if not os.path.isdir(folder):
         raise ConfigError(f"{folder} is no folder")

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+from importlib.machinery import ModuleSpec
 
 OLDEST = (3, 11)
 # Modules of an executor: module, distribution, lowest version, first version that is too new
@@ -26,12 +27,12 @@ NEEDED = (
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
-def requirement(distribution, lowest, above):  # type: ignore[no-untyped-def]
+def requirement(distribution: str, lowest: str, above: str) -> str:
     """Return the requirement on a distribution, as pip takes requirements."""
     return distribution + ">=" + lowest + (",<" + above if above else "")
 
 
-def fault():  # type: ignore[no-untyped-def]
+def fault() -> str:
     """Return the reason why this Python cannot run executors, or "". Import the packages of
     `NEEDED`."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -54,7 +55,7 @@ def fault():  # type: ignore[no-untyped-def]
     return ""
 
 
-def _number(version):  # type: ignore[no-untyped-def]
+def _number(version: str) -> "tuple[int, ...]":
     return tuple(map(int, re.findall("[0-9]+", version)[:3]))
 
 
@@ -62,7 +63,7 @@ class _ServersPackage:
     """Finder of the server's package `shmserve`."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if name != "shmserve":
             return None
         here = os.path.abspath(__file__)
@@ -73,7 +74,7 @@ class _ServersPackage:
         )
 
 
-def _enter():  # type: ignore[no-untyped-def]
+def _enter() -> None:
     """Set the variables for programs that a model starts, and find the server's package."""
     for name in _FOREIGN:
         os.environ.pop(name, None)
@@ -85,7 +86,7 @@ def _enter():  # type: ignore[no-untyped-def]
     sys.meta_path.insert(0, _ServersPackage)  # type: ignore[arg-type]
 
 
-def main():  # type: ignore[no-untyped-def]
+def main() -> None:
     """Run the module of the command line here, or in the server's Python."""
     server, module, *words = sys.argv[1:]
     reason = fault()

@@ -42,7 +42,7 @@ def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) 
     place = tmp_path / "m" / "e" if given == "e" else tmp_path / "e"
     named = NAMED % given.format(absolute=place)
     spec = instance(tmp_path, X_TO_Y + named)
-    with pytest.raises(ConfigError, match="EXECUTION_ENV_PATH is '.*': there is no such file"):
+    with pytest.raises(ConfigError, match=r"EXECUTION_ENV_PATH is '.*': there is no such file"):
         environments.choose(spec, False)
     place.mkdir()
     (tmp_path / "m" / ".venv").mkdir()  # what the configuration names counts
@@ -78,10 +78,11 @@ def test_models_that_are_data_need_the_permission(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.onnx").touch()
     (tmp_path / "m" / ".venv").mkdir()
     config = X_TO_Y.replace("python", "onnxruntime")
-    (tmp_path / "m" / "config.pbtxt").write_text(config)
-    with pytest.raises(ConfigError, match=r"'m': \.venv brings code: .*allow_model_code must be"):
-        chosen(tmp_path)
-    assert chosen(tmp_path, permitted=True) is not None
+    for more, name in (("", r"\.venv"), (NAMED % ".venv", r"parameters\.EXECUTION_ENV_PATH")):
+        (tmp_path / "m" / "config.pbtxt").write_text(config + more)
+        with pytest.raises(ConfigError, match=f"'m': {name} brings code: .*allow_model_code must"):
+            chosen(tmp_path)
+        assert chosen(tmp_path, permitted=True) is not None
 
 
 def test_what_an_environment_lacks_is_said(monkeypatch: Any) -> None:

@@ -22,7 +22,9 @@ def archive(path: Path, *members: tarfile.TarInfo) -> str:
     return str(path)
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size, info.mode = kind, link, size, 0o755
     return info
