@@ -18,9 +18,9 @@ with open(os.path.join(sys.prefix, "unpacked_at"), "w") as file:
 
 
 def environment(place: Path, version: str, *, packages: bool = True, copies: bool = False) -> Path:
-    """Make an environment, with a module `contradiction` of this version, and with a `shmserve`
-    that cannot be imported. `packages`: with what executors need. `copies`: without links to files
-    elsewhere, for packs."""
+    """Make an environment with a module `contradiction` of a version, and with a broken `shmserve`.
+    `packages`: with the packages for executors. `copies`: without links to other folders, for
+    packs."""
     option = ["--copies"] if copies else []
     subprocess.run(
         [sys.executable, "-I", "-m", "venv", "--without-pip", *option, place], check=True

@@ -49,7 +49,7 @@ CONFIG = """
     instance_group [ { kind: KIND_CPU } ]
 """
 NAMED = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '%s' } }"
-# A Python that says it is older, and runs its arguments
+# Script of an old Python
 OLD = f"""shift
 exec {sys.executable} -I -c 'import runpy, sys
 sys.version_info = (3, 10, 13)
@@ -68,14 +68,14 @@ def texts(server: RunningServer, model: str, called: str = "") -> list[str]:
 
 
 def reason(server: RunningServer, model: str) -> str:
-    """Return the reason in the index why a model is not served, "" until there is one."""
+    """Return the reason in the index why a model is not served, or ""."""
     status, rows = server.post("/v2/repository/index", {})
     rows = rows if status == 200 else []
     return "".join(row.get("reason", "") for row in rows if row["name"] == model)
 
 
 def servers_packages(folder: Path) -> dict[str, str]:
-    """Return variables by which the server's Python has a `contradiction` as well."""
+    """Return variables for a `contradiction` in the server's Python."""
     folder.mkdir()
     (folder / "contradiction.py").write_text("VERSION = '1'\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split()])}
@@ -149,7 +149,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """Return a Python whose new environments see the packages of this Python."""
+    """Return a Python whose new environments see the packages of the tests."""
     links = "\n".join(path for path in sys.path if path.endswith("site-packages"))
     script = f"""{sys.executable} "$@" || exit
 for site in "$4"/lib/python*/site-packages; do

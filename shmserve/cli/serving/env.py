@@ -24,8 +24,8 @@ _OLD = "import sys; sys.exit(sys.version_info < {})"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Build the environment, print its packages, and return the exit status. Raise ConfigError
-    after a failure, which leaves an existing environment as it was."""
+    """Build the environment, print the packages, and return the exit status. Raise ConfigError
+    after a failure. A failure leaves an existing environment unchanged."""
     folder = arguments.folder
     if not os.path.isdir(folder):
         raise ConfigError(f"{folder} is no folder")

@@ -1,4 +1,4 @@
-"""Report on a new environment, which ``shmserve env build`` runs there."""
+"""Report on a new environment, made by ``shmserve env build``."""
 
 import platform
 import sys

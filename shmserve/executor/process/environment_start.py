@@ -83,7 +83,7 @@ def _enter() -> None:
     )
     if sys.prefix != sys.base_prefix:
         os.environ["VIRTUAL_ENV"] = sys.prefix
-    sys.meta_path.insert(0, _ServersPackage)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _ServersPackage)
 
 
 def main() -> None:

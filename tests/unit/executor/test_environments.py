@@ -1,11 +1,13 @@
-"""Environments of models: which one a model has, and what one must have."""
+"""Environments of models: choice and requirements."""
 
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from shmserve import repository
 from shmserve.errors import ConfigError
@@ -45,7 +47,7 @@ def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) 
     with pytest.raises(ConfigError, match=r"EXECUTION_ENV_PATH is '.*': there is no such file"):
         environments.choose(spec, False)
     place.mkdir()
-    (tmp_path / "m" / ".venv").mkdir()  # what the configuration names counts
+    (tmp_path / "m" / ".venv").mkdir()
     found = environments.choose(spec, False)
     assert found is not None
     assert Path(found.place).resolve() == place
@@ -111,11 +113,6 @@ def test_what_an_environment_lacks_is_said(monkeypatch: Any) -> None:
 
 
 def test_the_server_installs_what_executors_need() -> None:
-    """The lowest versions are those of the server, except that it may have newer ones."""
-    import tomllib
-
-    from packaging.requirements import Requirement
-
     root = Path(__file__).parents[3]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     servers = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}

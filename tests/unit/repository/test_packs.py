@@ -1,5 +1,6 @@
 """Packs: archives of environments, unpacked once and removed after use."""
 
+import fcntl
 import io
 import os
 import tarfile
@@ -77,7 +78,7 @@ def test_another_process_that_unpacks_is_not_waited_for_without_end(tmp_path: Pa
     pack = archive(tmp_path / "a.tar.gz", member("x"))
     folder, lock = acquired(pack, root)
     os.close(lock)
-    with packs._lock(f"{folder}.lock", packs.fcntl.LOCK_EX) as fd:
+    with packs._lock(f"{folder}.lock", fcntl.LOCK_EX) as fd:
         assert fd >= 0
         with pytest.raises(ConfigError, match="has not unpacked the pack in time"):
             acquired(pack, root, seconds=0.0)
