@@ -65,7 +65,7 @@ def _build(folder: str, name: str, python: str) -> None:
 
 
 def _run(command: list[str], folder: str | None = None) -> int:
-    """Run a command that writes to this terminal. Return the exit status."""
+    """Run a command with output to the terminal. Return the exit status."""
     sys.stdout.flush()
     try:
         return subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode
@@ -76,7 +76,7 @@ def _run(command: list[str], folder: str | None = None) -> int:
 def _replace(folder: str, fresh: str) -> str:
     """Let `.venv` lead to the fresh folder. Return the name of the former folder, or ""."""
     link = os.path.join(folder, environments.FOLDER)
-    with contextlib.suppress(FileNotFoundError):  # of a command that was killed
+    with contextlib.suppress(FileNotFoundError):  # left by a killed command
         os.unlink(f"{link}-new")
     os.symlink(fresh, f"{link}-new")
     if os.path.isdir(link) and not os.path.islink(link):  # made by hand

@@ -9,8 +9,8 @@ from shmserve.executor.process import __main__  # noqa: F401 (an executor import
 
 
 def main() -> int:
-    """Print the Python and the packages that run this program. Return 1, and print the reason
-    instead, if executors cannot run in the environment."""
+    """Print Python's version and the packages. Return 1, and print the reason instead, if
+    executors cannot run in the environment."""
     parser = ArgumentParser()
     parser.add_argument("--fault", required=True)
     if reason := parser.parse_args().fault:
