@@ -54,14 +54,6 @@ from shmserve.transport import looking
 from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import follow, raise_oom_score
 
-try:
-    from setproctitle import setproctitle
-except ImportError:  # an environment of a model without it: `ps` shows the command line
-
-    def setproctitle(title: str) -> None:
-        """Leave the title as it is."""
-
-
 log = logging.getLogger("shmserve.executor")
 
 _decode = msgpack_decoder(link_messages.Instance)
@@ -328,16 +320,10 @@ def run_instance(
     process: str, master_fd: int, settings: config.Settings, fault: str | None = None
 ) -> int:
     """Run the instance that standard input describes, until the end. Return the exit status.
-
-    Args:
-        process: process id of the executor, as shmserve names processes.
-        master_fd: pidfd of the gunicorn master.
-        settings: settings of the server.
-        fault: reason why this is not the Python of the model's own environment; "": this is the
-            right Python; None: nobody has looked for an environment yet.
-    """
+    `process`: process id of the executor, as shmserve names processes. `master_fd`: pidfd of the
+    gunicorn master. `settings`: settings of the server. `fault`: as in `environments.enter`."""
     instance: link_messages.Instance = _decode(sys.stdin.buffer.read())
-    setproctitle(f"shmserve: executor {instance.name}")
+    environments.set_title(f"shmserve: executor {instance.name}")
     words = ["--process-id", process, "--master-fd", str(master_fd)]
     refusal = environments.enter(instance, settings, words, master_fd, fault)
     with open(os.devnull, "rb") as nothing:  # the model's standard input is empty

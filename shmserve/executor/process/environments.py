@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from typing import NoReturn
 
@@ -162,6 +163,14 @@ def refusal(model: str, environment: Environment | None, fault: str) -> ConfigEr
     return ConfigError(f"model '{model}': {name} cannot be used: {fault}{remedy}")
 
 
+def set_title(title: str) -> None:
+    """Set the process's title for `ps`, unless the environment lacks setproctitle."""
+    with suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(title)
+
+
 def enter(
     instance: Instance, settings: Settings, words: list[str], keep: int, fault: str | None
 ) -> ConfigError | None:
@@ -171,7 +180,7 @@ def enter(
     Args:
         words: the executor's arguments.
         keep: a descriptor that the executor inherits.
-        fault: as in `run_instance`.
+        fault: None at first; "" in the environment's Python; after a failure there, the reason.
     """
     if fault == "":
         return None
