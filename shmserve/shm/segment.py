@@ -23,13 +23,14 @@ import secrets
 import stat
 import weakref
 
+import posix_ipc
+
 from shmserve.errors import ArenaExhausted
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "shmserve."
-_DIRECTORY = "/dev/shm"  # of POSIX shared memory on Linux: shm_open opens a file here
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = "/dev/shm"
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; missing in the mmap module of Python 3.11
 _POPULATE_WRITE = 23
 
@@ -135,16 +136,17 @@ class WritableMapping:
 
 def _create(epoch: str, size: int) -> int:
     while True:
-        name = f"{_PREFIX}{epoch}.{secrets.token_hex(8)}"
+        name = f"/{_PREFIX}{epoch}.{secrets.token_hex(8)}"
         try:
-            fd = os.open(os.path.join(_DIRECTORY, name), _OPEN, 0o600)
-        except FileExistsError:
+            memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.ExistentialError:
             continue
         except OSError as ex:
             raise ArenaExhausted("the server cannot make shared memory") from ex
         break
-    with contextlib.suppress(FileNotFoundError):  # a `sweep` was faster
-        _unlink(name)
+    fd = int(memory.fd)
+    with contextlib.suppress(posix_ipc.ExistentialError):  # a `sweep` was faster
+        posix_ipc.unlink_shared_memory(name)
     try:
         os.posix_fallocate(fd, 0, size)  # get ENOSPC now, not SIGBUS later
     except OSError as ex:
@@ -155,10 +157,6 @@ def _create(epoch: str, size: int) -> int:
         raise ArenaExhausted("the server's shared memory is full") from ex
     _shortage.logged = False
     return fd
-
-
-def _unlink(name: str) -> None:
-    os.unlink(os.path.join(_DIRECTORY, name))
 
 
 def _populate(memory: mmap.mmap, size: int, advice: int) -> int:
@@ -194,8 +192,8 @@ def sweep() -> int:
         try:
             info = os.lstat(path)
             if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
-                _unlink(name)
+                posix_ipc.unlink_shared_memory("/" + name)
                 removed += 1
-        except OSError:
+        except (OSError, posix_ipc.Error):
             continue  # another process removed the name
     return removed

@@ -43,7 +43,7 @@ POINTS = {
         "shmserve.executor.peers.lane_counting:LaneCounting.answered:20"
     ),
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
-    "any, segment still has its name": "shmserve.shm.segment:_unlink:3",
+    "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
     "executor, model loaded": "shmserve.executor.loop.loop:Loop.run:1",
     "executor, batch is being gathered": "shmserve.executor.tensors.batch:GatheredBatch.add:20",
     "executor, batch gathered": "shmserve.executor.loop.batch_runner:BatchRunner._infer:20",

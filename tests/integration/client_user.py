@@ -29,7 +29,7 @@ async def ask_aio(address: str) -> bool:
 
 def main() -> None:
     address = sys.argv[1]
-    for part in ("shmserve.config", "shmserve.dispatch", "grpc", "falcon", "gunicorn"):
+    for part in ("shmserve.config", "shmserve.dispatch", "grpc", "falcon", "gunicorn", "posix_ipc"):
         assert importlib.util.find_spec(part) is None, part
     with shmserve.client.connect(address) as client:
         assert client.shared_memory

@@ -22,6 +22,7 @@ NEEDED = (
     ("numpy", "numpy", "1.26", ""),
     ("ml_dtypes", "ml_dtypes", "0.4", ""),
     ("google.protobuf", "protobuf", "6.30", "8"),
+    ("posix_ipc", "posix_ipc", "1.2", ""),
 )
 # Variables by which the service's Python finds modules
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")

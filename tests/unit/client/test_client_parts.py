@@ -31,7 +31,7 @@ def test_needs_numpy_and_msgspec_only() -> None:
         class Missing:
             def find_spec(self, name, path=None, target=None):
                 if name.partition(".")[0] in (
-                    "gunicorn", "falcon", "setproctitle", "google", "ml_dtypes",
+                    "gunicorn", "falcon", "posix_ipc", "setproctitle", "google", "ml_dtypes",
                     "onnxruntime", "cupy", "prometheus_client", "grpc",
                 ):
                     raise ModuleNotFoundError(name)

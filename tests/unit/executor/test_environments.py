@@ -89,6 +89,7 @@ def test_models_that_are_data_need_the_permission(tmp_path: Path) -> None:
 
 def test_what_an_environment_lacks_is_said(monkeypatch: Any) -> None:
     versions = {"msgspec": "0.20", "numpy": "1.26.4", "ml_dtypes": "0.4.1", "protobuf": "7.1"}
+    versions["posix_ipc"] = "1.2.0"
     fault = environment_start.fault
 
     def version(name: str) -> str:

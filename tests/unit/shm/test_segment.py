@@ -2,9 +2,9 @@
 
 import mmap
 import os
-from pathlib import Path
 
 import numpy as np
+import posix_ipc
 import pytest
 
 from shmserve.errors import ArenaExhausted
@@ -89,8 +89,10 @@ def test_a_shortage_is_logged_once_until_it_is_over(monkeypatch, caplog) -> None
 
 
 def test_sweep_removes_what_is_ours_and_nothing_else() -> None:
-    for name in ("shmserve.dead0000.0123", "notshmserve.test"):
-        Path("/dev/shm", name).write_bytes(bytes(4096))
+    left = posix_ipc.SharedMemory("/shmserve.dead0000.0123", posix_ipc.O_CREX, size=4096)
+    left.close_fd()
+    other = posix_ipc.SharedMemory("/notshmserve.test", posix_ipc.O_CREX, size=4096)
+    other.close_fd()
     try:
         os.symlink("/etc/hostname", "/dev/shm/shmserve.link")
         assert sweep() == 1
@@ -98,4 +100,4 @@ def test_sweep_removes_what_is_ours_and_nothing_else() -> None:
         assert os.path.islink("/dev/shm/shmserve.link")
     finally:
         os.unlink("/dev/shm/shmserve.link")
-        os.unlink("/dev/shm/notshmserve.test")
+        other.unlink()
