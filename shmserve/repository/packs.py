@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tarfile
 import time
@@ -38,7 +39,7 @@ def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
     Args:
         root: folder of all unpacked packs.
         most: limit of an unpacked pack in bytes.
-        until: end (monotonic) of waiting for another process that unpacks the same pack.
+        until: end (monotonic) of unpacking, and of waiting for another process that unpacks.
 
     Raises:
         ConfigError: the pack cannot be read or unpacked, or the time is over.
@@ -46,6 +47,8 @@ def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
     try:
         os.makedirs(root, 0o700, exist_ok=True)
         info = os.stat(pack)
+        if not stat.S_ISREG(info.st_mode):  # opening a FIFO waits without end
+            raise ConfigError("the pack is no file")
         place = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
         key = hashlib.sha256(place.encode()).hexdigest()[:24]
         folder = os.path.join(root, key)
@@ -55,7 +58,7 @@ def acquire(pack: str, root: str, most: int, until: float) -> tuple[str, int]:
                     return folder, os.dup(fd)
             with _lock(f"{folder}.lock", fcntl.LOCK_EX) as fd:
                 if fd >= 0 and os.pread(fd, len(_DONE), 0) != _DONE:
-                    _fill(folder, pack, most)
+                    _fill(folder, pack, most, until)
                     os.pwrite(fd, _DONE, 0)
                     continue
             time.sleep(_AGAIN_S)
@@ -73,8 +76,10 @@ def sweep(root: str) -> None:
                 with _lock(path, fcntl.LOCK_EX) as fd:
                     if fd >= 0:
                         os.ftruncate(fd, 0)  # an interrupted removal must not look complete
-                        shutil.rmtree(path.removesuffix(".lock"), ignore_errors=True)
-                        os.unlink(path)
+                        folder = path.removesuffix(".lock")
+                        shutil.rmtree(folder, ignore_errors=True)
+                        if not os.path.exists(folder):  # else the next sweep tries again
+                            os.unlink(path)
 
 
 @contextlib.contextmanager
@@ -93,7 +98,7 @@ def _lock(path: str, kind: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _fill(folder: str, pack: str, most: int) -> None:
+def _fill(folder: str, pack: str, most: int, until: float) -> None:
     """Unpack into the folder. Remove the remains of an interrupted attempt first."""
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError("packs need Python 3.11.4 or newer for the server")
@@ -101,12 +106,12 @@ def _fill(folder: str, pack: str, most: int) -> None:
     os.mkdir(folder, 0o700)
     try:
         with tarfile.open(pack, "r|*") as archive:
-            _extract(archive, folder, most)
-        _relocate(folder)
+            _extract(archive, folder, most, until)
+        _relocate(folder, until)
     except tarfile.FilterError as ex:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"the pack has a harmful member: {ex}") from None
-    except (tarfile.TarError, EOFError, ValueError) as ex:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as ex:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"the pack is not an archive of tar ({ex})") from None
     except BaseException:
@@ -114,7 +119,7 @@ def _fill(folder: str, pack: str, most: int) -> None:
         raise
 
 
-def _extract(archive: tarfile.TarFile, folder: str, most: int) -> None:
+def _extract(archive: tarfile.TarFile, folder: str, most: int, until: float) -> None:
     total = 0
     for count, member in enumerate(archive):
         total += member.size
@@ -123,18 +128,28 @@ def _extract(archive: tarfile.TarFile, folder: str, most: int) -> None:
                 f"the pack has more than {most} bytes (repository_cache_bytes) or {_MOST_FILES}"
                 " files"
             )
+        if time.monotonic() > until:
+            raise ConfigError("unpacking the pack takes longer than load_timeout_s")
         archive.extract(member, folder, filter="data")
 
 
-def _relocate(folder: str) -> None:
+def _relocate(folder: str, until: float) -> None:
     """Run the pack's `conda-unpack`, which replaces paths of the packing host by the folder's
-    path. If the program hangs, the load's deadline ends this process."""
+    path."""
     script = os.path.join(folder, "bin", "conda-unpack")
     if os.path.exists(script):
         python = os.path.join(folder, "bin", "python")
-        done = subprocess.run(
-            [python, "-I", script], stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        try:
+            done = subprocess.run(
+                [python, "-I", script],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=max(until - time.monotonic(), 0.0),
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError("the pack's conda-unpack takes longer than load_timeout_s") from None
         if done.returncode:
             last = done.stderr.rstrip().rpartition("\n")[2]
             raise ConfigError(f"the pack's conda-unpack failed: {last}")

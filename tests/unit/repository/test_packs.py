@@ -24,9 +24,10 @@ def archive(path: Path, *members: tarfile.TarInfo) -> str:
 
 
 def member(
-    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0, mtime: int = 0
 ) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
+    info.mtime = mtime
     info.type, info.linkname, info.size, info.mode = kind, link, size, 0o755
     return info
 
@@ -89,6 +90,11 @@ def text_file(path: Path) -> str:
     return str(path)
 
 
+def fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return str(path)
+
+
 HOSTILE: dict[str, Callable[[Path], str]] = {
     "harmful member": lambda path: archive(path, member("../out")),
     "harmful member.*link": lambda path: archive(path, member("a", tarfile.SYMTYPE, "/etc")),
@@ -99,7 +105,9 @@ HOSTILE: dict[str, Callable[[Path], str]] = {
     "special": lambda path: archive(path, member("a", tarfile.CHRTYPE)),
     "not an archive": text_file,
     "more than 1048576 bytes": lambda path: archive(path, member("a", size=2 * MIB)),
-    "cannot be unpacked: Is a directory": lambda path: str(path.parent),
+    "is no file": lambda path: str(path.parent),
+    "the pack is no file": fifo,
+    "not an archive.*timestamp": lambda path: archive(path, member("a", mtime=1 << 70)),
 }
 
 
@@ -113,11 +121,21 @@ def test_archives_that_are_refused_leave_nothing(tmp_path: Path, text: str) -> N
     assert os.listdir(root) == []
 
 
-def test_a_failing_conda_unpack_fails_the_load(tmp_path: Path) -> None:
-    script = b"#!/bin/sh\necho broken >&2\nexit 1\n"
+@pytest.mark.parametrize(
+    ("script", "seconds", "fault"),
+    [
+        (b"echo broken >&2\nexit 1\n", 60.0, "conda-unpack failed: broken"),
+        (b"printf '\\377' >&2\nexit 1\n", 60.0, "conda-unpack failed: "),
+        (b"exec sleep 600\n", 0.5, "conda-unpack takes longer than load_timeout_s"),
+    ],
+)
+def test_a_failing_conda_unpack_fails_the_load(
+    tmp_path: Path, script: bytes, seconds: float, fault: str
+) -> None:
+    script = b"#!/bin/sh\n" + script
     python, unpack = member("bin/python", size=len(script)), member("bin/conda-unpack")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as file:
         file.addfile(python, io.BytesIO(script))
         file.addfile(unpack)
-    with pytest.raises(ConfigError, match="the pack's conda-unpack failed: broken"):
-        acquired(str(tmp_path / "a.tar.gz"), tmp_path / "environments")
+    with pytest.raises(ConfigError, match=f"the pack's {fault}"):
+        acquired(str(tmp_path / "a.tar.gz"), tmp_path / "environments", seconds=seconds)
