@@ -104,6 +104,7 @@ def test_models_whose_packages_contradict_each_other(tmp_path: Path) -> None:
         assert Path(prefix, "unpacked_at").read_text() == prefix
         assert texts(server, "own", "packed")[0] == "3"
         assert texts(server, "packed", "servers")[0] == "1"
+        assert server.pids("executor packed/1/0")  # setproctitle is there
         for row in server.show("models"):
             os.kill(row["pid"], signal.SIGKILL)
         server.wait_instances()

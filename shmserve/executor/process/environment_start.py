@@ -77,6 +77,12 @@ class _ServersPackage:
 
 def _enter() -> None:
     """Set the variables for programs that a model starts, and find the server's package."""
+    try:
+        from setproctitle import getproctitle
+    except ImportError:
+        pass
+    else:
+        getproctitle()  # finds the title's memory, as long as the variables are still beside it
     for name in _FOREIGN:
         os.environ.pop(name, None)
     os.environ["PATH"] = os.pathsep.join(
