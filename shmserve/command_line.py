@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     _add_serve(command("serve", "serving.serve", "run the server (gunicorn) in the foreground"))
+    _add_env(command("env", "serving.env", "make a model's own environment"))
     command("reload", "serving.reload", "replace processes of a running service (setting reload)")
     init = command(
         "init", "serving.init", "make a model repository with examples, and a settings file"
@@ -154,6 +155,16 @@ def _add_serve(serve: _Parser) -> None:
         "--reload",
         action="store_true",
         help="load a model anew when files in its folder change, and show why it does not load",
+    )
+
+
+def _add_env(env: argparse.ArgumentParser) -> None:
+    what = env.add_subparsers(dest="what", required=True)
+    text = "make .venv in a model's folder, of requirements.txt and what executors need"
+    build = what.add_parser("build", help=text, description=text)
+    build.add_argument("folder", metavar="FOLDER", help="a model's folder, or one of its versions")
+    build.add_argument(
+        "--python", default=sys.executable, metavar="PYTHON", help="default: the server's Python"
     )
 
 

@@ -39,6 +39,7 @@ from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Welcome
+from shmserve.repository import packs
 from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryReader, RegistryWriter
 from shmserve.transport import rundir
@@ -136,6 +137,9 @@ class CoordinatorLoop:
         welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes, pool_bytes)
         self._links = Links(self._selector, welcome)
         self._background = Background(wake)
+        if not again:
+            packs_root = packs.folder_in(model_places.cache_dir(settings))
+            self._background.submit(lambda: packs.sweep(packs_root), lambda _: None)
         self._gpus = GpuUse()
         owners = Owners(
             lambda pidfd, process: self._selector.register(pidfd, selectors.EVENT_READ, process),

@@ -31,7 +31,8 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 15.0
     repository_cache_dir: Annotated[
         str,
-        "folder that keeps models of stores such as `s3://`; empty: `$CACHE_DIRECTORY`, "
+        "folder that keeps models of stores such as `s3://`, and unpacked "
+        "[packs](model_config.md#packages-of-a-models-own); empty: `$CACHE_DIRECTORY`, "
         "`$XDG_CACHE_HOME/shmserve`, or `~/.cache/shmserve`. Services of one user on one host"
         " may share the folder",
     ] = ""

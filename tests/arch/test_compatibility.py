@@ -176,8 +176,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`is_model_ready()` of the model": (
         "unit/executor/test_triton_dialect.py::test_a_models_own_readiness_is_not_asked",
     ),
-    "`EXECUTION_ENV_PATH`; `backend` naming a folder with a `model.py` for several models": (
-        "unit/protocol/test_model_config.py::test_bad_values_are_refused",
+    "`EXECUTION_ENV_PATH`": (
+        "integration/test_environments.py::test_models_whose_packages_contradict_each_other",
+        "unit/executor/test_environments.py::test_what_an_environment_lacks_is_said",
+    ),
+    "`EXECUTION_ENV_PATH` that is relative": (
+        "unit/executor/test_environments.py::test_the_environment_that_a_configuration_names",
+    ),
+    "`backend` naming a folder with a `model.py` for several models": (
         "unit/protocol/test_model_config.py::test_backend_by_name_platform_or_files",
     ),
     "`preferred_memory` and `trace` of a call": (

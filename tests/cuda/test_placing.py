@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from shmserve import repository
+from shmserve import config, repository
 from shmserve.cli.inspecting import try_load
 from shmserve.errors import Internal
 from shmserve.executor.devices import Devices
@@ -84,7 +84,7 @@ def test_an_instance_on_a_mig_device_sees_it_alone(
     (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
     (instance,) = repository.read_folder(str(folder)).instances()
     second = structs.replace(instance, device="cuda:1")
-    assert try_load.problem(second, 60.0).endswith("device 0 of 1, 203")
+    assert try_load.problem(second, config.Settings()).endswith("device 0 of 1, 203")
 
 
 def test_one_that_cannot_use_its_mig_device_copies_from_there(

@@ -16,6 +16,7 @@ from shmserve.coordinator.models.desired_models import DesiredModels
 from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
 from shmserve.executor import backends
+from shmserve.executor.process import environments
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config import backend_kinds, model_config
@@ -114,7 +115,7 @@ def _models(
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
         try:
-            advice = _look(spec, instances, names)
+            advice = _look(spec, instances, names, settings)
             if load and spec.name in started and instances:
                 _load(instances[0], settings)
         except ConfigError as ex:
@@ -145,13 +146,17 @@ def _may_be_empty(settings: Settings, is_mistake: bool) -> bool:
     return True
 
 
-def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> str:
+def _look(
+    spec: ModelSpec, instances: tuple[Instance, ...], names: set[str], settings: Settings
+) -> str:
     """Return a note on a version, or "". `names`: models of the repository. Raise ConfigError with
     the reason if the files tell that the version cannot be served."""
     if reason := _missing_steps(spec, names):
         raise ConfigError(reason)
     if not instances:
         return ""
+    if environments.choose(instances[0], settings.allow_model_code) is not None:
+        return ""  # another Python may take other code, and has other packages
     if reason := try_load.code_problem(Path(instances[0].directory) / spec.version):
         raise ConfigError(reason)
     backends.check_extra(spec.backend)
@@ -164,7 +169,7 @@ def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> 
 
 def _load(instance: Instance, settings: Settings) -> None:
     """Load an instance in a process of its own. Raise ConfigError with the reason of a failure."""
-    if reason := try_load.problem(instance, settings.load_timeout_s):
+    if reason := try_load.problem(instance, settings):
         raise ConfigError(reason)
 
 

@@ -5,6 +5,7 @@ Run as a program (``python -m shmserve.cli.inspecting.try_load``), the module lo
 given on standard input. On failure, the program prints the reason.
 """
 
+import argparse
 import logging
 import os
 import subprocess
@@ -16,24 +17,38 @@ from pathlib import Path
 import msgspec
 
 from shmserve import config
-from shmserve.errors import ShmserveError
+from shmserve.config import Settings
+from shmserve.errors import ConfigError, ShmserveError
+from shmserve.executor.process import environments
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
+_MODULE = "shmserve.cli.inspecting.try_load"
 _MARK = "not loaded: "
 _MOST_FILES, _MOST_CAUSES = 100, 10
 
 
-def problem(instance: Instance, timeout_s: float) -> str:
-    """Return the reason why a model cannot be loaded, or ""."""
-    command = [sys.executable, "-m", "shmserve.cli.inspecting.try_load"]
+def problem(instance: Instance, settings: Settings) -> str:
+    """Return the reason why a model cannot be loaded, or "". Raise ConfigError if the model's own
+    environment cannot be used."""
+    command, lock = [sys.executable, "-m", _MODULE], -1
+    environment = environments.choose(instance, settings.allow_model_code)
+    timeout_s = settings.load_timeout_s
     try:
+        if environment is not None:
+            folder, lock = environments.prepare(environment, settings)
+            command = environments.command(folder, _MODULE)
         done = subprocess.run(
             command, input=messages.encode(instance), capture_output=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
         return f"the model did not load within {timeout_s:g} s (load_timeout_s)"
+    except (OSError, ConfigError) as ex:
+        fault = ex.message if isinstance(ex, ConfigError) else environments.not_started(ex)
+        raise environments.refusal(instance.spec.name, environment, fault) from None
+    finally:
+        environments.give_back(lock, settings)
     last = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     if last.startswith(_MARK):
         return last.removeprefix(_MARK)
@@ -80,11 +95,17 @@ def main() -> int:
     from shmserve.observe import log_output, logs
     from shmserve.shm.mappings import Mappings
 
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", default="")  # of `environment_start`
+    fault = parser.parse_args().fault
     logs.setup("check", "error")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
+    permitted = config.load().allow_model_code
     try:
+        if fault:
+            environment = environments.choose(instance, permitted)
+            raise environments.refusal(instance.spec.name, environment, fault)
         devices = Devices.of(instance.device, Mappings())
-        permitted = config.load().allow_model_code
         backend, _ = model_loading.load(instance, devices, allow_model_code=permitted)
         backend.close()
     except Exception as ex:

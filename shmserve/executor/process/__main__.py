@@ -9,6 +9,7 @@ import argparse
 import gc
 import logging
 import os
+import platform
 import signal
 import socket
 import sys
@@ -16,11 +17,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from setproctitle import setproctitle
-
 from shmserve import config, ids
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
-from shmserve.errors import ArenaExhausted, ShmserveError, TooLarge
+from shmserve.errors import ArenaExhausted, ConfigError, ShmserveError, TooLarge
 from shmserve.executor import custom_metrics, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
@@ -31,7 +30,7 @@ from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.peers.lane_peers import LanePeers
-from shmserve.executor.process import host_policy, model_loading
+from shmserve.executor.process import environments, host_policy, model_loading
 from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
@@ -68,11 +67,17 @@ class Executor:
     """The parts of one executor process, created and connected in the right order."""
 
     def __init__(
-        self, instance: link_messages.Instance, process: str, settings: config.Settings
+        self,
+        instance: link_messages.Instance,
+        process: str,
+        settings: config.Settings,
+        refusal: ConfigError | None = None,
     ) -> None:
+        """`refusal`: reason why the model's own environment cannot be used."""
         self.instance = instance
         self.process = process
         self.settings = settings
+        self.refusal = refusal
         self.run_dir = config.run_dir(settings)
         self.endpoint = f"{process}.sock"
         self.loaded: link_messages.Loaded | None = None
@@ -124,6 +129,8 @@ class Executor:
         loaded: tuple[Backend, ModelSpec] | None = None
         try:
             try:
+                if self.refusal is not None:
+                    raise self.refusal
                 host_policy.apply(self.instance, self.settings.host_policies)
                 loaded = self._load()
                 name = self.instance.name
@@ -299,15 +306,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="shmserve.executor")
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
+    # Given by `environments` and `environment_start`, if the model has its own environment
+    parser.add_argument("--pack-lock", type=int, default=-1)
+    parser.add_argument("--fault")
     arguments = parser.parse_args()
-    return run_instance(arguments.process_id, arguments.master_fd, config.load())
+    process, master_fd, settings = arguments.process_id, arguments.master_fd, config.load()
+    status = run_instance(process, master_fd, settings, arguments.fault)
+    environments.give_back(arguments.pack_lock, settings)
+    return status
 
 
-def run_instance(process: str, master_fd: int, settings: config.Settings) -> int:
+def run_instance(
+    process: str, master_fd: int, settings: config.Settings, fault: str | None = None
+) -> int:
     """Run the instance that standard input describes, until the end. Return the exit status.
     `process`: process id of the executor, as shmserve names processes. `master_fd`: pidfd of the
-    gunicorn master. `settings`: settings of the server."""
+    gunicorn master. `settings`: settings of the server. `fault`: as in `environments.enter`."""
     instance: link_messages.Instance = _decode(sys.stdin.buffer.read())
+    environments.set_title(f"shmserve: executor {instance.name}")
+    words = ["--process-id", process, "--master-fd", str(master_fd)]
+    refusal = environments.enter(instance, settings, words, master_fd, fault)
     with open(os.devnull, "rb") as nothing:  # the model's standard input is empty
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model that parses arguments must not see the server's options
@@ -316,11 +334,12 @@ def run_instance(process: str, master_fd: int, settings: config.Settings) -> int
     # TorchScript model is 20 times slower. libgomp reads the variable when libgomp is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     raise_oom_score(_OOM_SCORE_ADJ)
-    setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)
     model_output.limit(_LOG_LINES_PER_S)
     flight_recorder.start(config.run_dir(settings), process)
-    executor = Executor(instance, process, settings)
+    if fault == "":
+        log.info("runs in the model's own environment: Python %s", platform.python_version())
+    executor = Executor(instance, process, settings, refusal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
     follow(master_fd, lambda: executor.stop("the gunicorn master is gone"))

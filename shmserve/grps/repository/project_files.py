@@ -8,7 +8,6 @@ import os
 import re
 from typing import Any
 
-import yaml
 from msgspec import Struct
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy
@@ -134,6 +133,8 @@ class _Reader:
         self.remarks: list[str] = []
 
     def load(self, text: str) -> dict[str, Any]:
+        import yaml  # not in the environment of a model that is no project
+
         try:
             document = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as ex:

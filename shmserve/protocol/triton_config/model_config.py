@@ -27,7 +27,6 @@ from shmserve.protocol.triton_config.backend_kinds import (
     BUILT_IN,
     ENSEMBLE,
     ONNXRUNTIME,
-    PYTHON,
     RUNTIMES,
     BackendKind,
 )
@@ -50,12 +49,6 @@ from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
 _GRAPH_LEVELS = (-1, 0, 1, 2)  # onnxruntime's levels: basic, all, extended, none
-
-# Triton's parameters that would change a model's behaviour. Unknown parameters belong to the
-# model.
-_REFUSED_PARAMETERS = {
-    "EXECUTION_ENV_PATH": "install what the model needs into the server's environment"
-}
 
 
 class ModelConfig(Struct, frozen=True):
@@ -266,9 +259,6 @@ def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKi
 
 
 def _parameters(message: Any, model: str, backend: str) -> dict[str, str]:
-    for name, hint in _REFUSED_PARAMETERS.items():
-        if backend == PYTHON and name in message.parameters:
-            raise ConfigError(f"model '{model}': parameters.{name} is not supported ({hint})")
     parameters = {name: value.string_value for name, value in sorted(message.parameters.items())}
     mode = parameters.get("client_shm_mode", "map")
     if mode not in ("map", "copy", "off"):

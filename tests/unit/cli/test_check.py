@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shmserve import cli
+from tests.environments import environment, fake_python
 from tests.model_files import model_maker, native
 
 Check = Callable[..., tuple[int, list[str]]]
@@ -196,3 +197,18 @@ def test_a_missing_framework_is_told_without_loading(
     needs = "backend 'pytorch' needs the extra 'torch': pip install 'shmserve[torch]'"
     assert lines[0] == f"FAIL  model net version 1: {needs}"
     assert status == 1
+
+
+def test_a_model_is_loaded_in_its_own_environment(check: Check, tmp_path: Path) -> None:
+    make = model_maker(tmp_path / "r")
+    for name in ("own", "bare", "gone"):
+        make("import contradiction\n" + native("pass"), name=name)
+    environment(tmp_path / "r" / "own" / ".venv", "2")
+    environment(tmp_path / "r" / "bare" / ".venv", "2", packages=False)
+    fake_python(tmp_path / "r" / "gone" / ".venv", "").joinpath("bin", "python").unlink()
+    status, lines = check(load=True)
+    assert status == 1
+    assert "ok    model own version 1: python, 1 instance" in lines
+    text = "\n".join(lines)
+    assert "model 'bare': .venv cannot be used: it has no msgspec (msgspec>=0.20 is needed)" in text
+    assert "model 'gone': .venv cannot be used: its interpreter bin/python, or what" in text

@@ -294,7 +294,6 @@ BAD = [
     ("version_policy { specific { versions: [0] } }", "distinct positive"),
     ("version_policy { specific { versions: [2, 2] } }", "distinct positive"),
     ("parameters { key: 'rerun' value { string_value: 'yes' } }", "rerun is 'yes'"),
-    ("parameters { key: 'EXECUTION_ENV_PATH' value { string_value: 'x' } }", "EXECUTION_ENV_PATH"),
     ("input { name: 'A' data_type: 18446744073709551616 }", "out of range: 18446744073709551616"),
     ("no_such_field: 1", "no_such_field"),
     ("input [", "config.pbtxt"),

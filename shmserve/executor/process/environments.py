@@ -1,0 +1,210 @@
+"""Environments of models: a model may bring a Python with packages.
+
+Every executor begins in the server's Python, by a fork of the template or by exec. `enter` chooses
+the model's environment, and replaces the program by the environment's Python. The process keeps
+pid, descriptors, limits and standard input. `environment_start` then checks the packages and runs
+the executor with the server's code.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from contextlib import suppress
+from importlib import metadata
+from typing import NoReturn
+
+from msgspec import Struct
+
+from shmserve import model_places
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.executor.process import environment_start
+from shmserve.protocol.control.link_messages import Instance
+from shmserve.protocol.triton_config.backend_kinds import PYTHON
+from shmserve.repository import packs
+from shmserve.repository.folder_reader import version_folder
+
+PARAMETER = "EXECUTION_ENV_PATH"
+FOLDER = ".venv"
+REQUIREMENTS = "requirements.txt"
+_TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_CODE_BACKENDS = (PYTHON, "grps")  # backends of models in Python code
+_FAULTS = {
+    errno.ENOENT: "its interpreter bin/python, or what bin/python leads to, is missing",
+    errno.ENOEXEC: "its interpreter bin/python is not for this machine",
+    errno.EACCES: "its interpreter bin/python may not be executed",
+}
+
+
+class Environment(Struct, frozen=True):
+    """Environment of a model.
+
+    Attributes:
+        name: name of the file or parameter, for errors.
+        place: path of the folder or the pack.
+        remedy: advice for operators, or "".
+    """
+
+    name: str
+    place: str
+    remedy: str = ""
+
+
+def choose(instance: Instance, allow_model_code: bool) -> Environment | None:
+    """Return the environment of an instance's model, or None if the server's Python runs the model.
+    Raise ConfigError if the environment is missing, or needs the setting `allow_model_code`."""
+    spec = instance.spec
+    folders = (version_folder(instance.directory, spec.version), instance.directory)
+    environment = _named(instance, folders) or _built(instance, folders)
+    if environment is None or spec.backend in _CODE_BACKENDS or allow_model_code:
+        return environment
+    raise ConfigError(
+        f"model '{spec.name}': {environment.name} brings code: the setting allow_model_code must"
+        " be true"
+    )
+
+
+def _named(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
+    given = instance.spec.parameters.get(PARAMETER)
+    if not given:
+        return None
+    for folder in reversed(folders):
+        place = os.path.join(folder, given.replace(_TRITON_DIRECTORY, folder))
+        if os.path.exists(place):
+            return Environment(f"parameters.{PARAMETER}", place)
+    raise ConfigError(
+        f"model '{instance.spec.name}': parameters.{PARAMETER} is '{given}': there is no such file"
+        " or folder"
+    )
+
+
+def _built(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
+    """Return the `.venv` of the version or the model, or None without `.venv`. Raise ConfigError if
+    the server's Python lacks a package of requirements.txt as well."""
+    for folder in folders:
+        place = os.path.join(folder, FOLDER)
+        if os.path.lexists(place):
+            return Environment(FOLDER, place, _remedy(folder))
+    for folder in folders:
+        if lacking := _lacking(os.path.join(folder, REQUIREMENTS)):
+            name = f"model '{instance.spec.name}': {REQUIREMENTS}"
+            raise ConfigError(f"{name} wants {lacking}: {_remedy(folder)}")
+    return None
+
+
+def _remedy(folder: str) -> str:
+    return f"run `shmserve env build {os.path.realpath(folder)}`"
+
+
+def _lacking(path: str) -> str:
+    """Return the first requirement of a file that the packages here do not meet, or "". Skip lines
+    with options of pip."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(" #")[0].partition(" --")[0].strip(" \t\\\n") for line in file]
+    except OSError:
+        return ""
+    from packaging.requirements import InvalidRequirement, Requirement  # not in environments
+
+    for line in lines:
+        if not line or line.startswith(("#", "-")):
+            continue
+        try:
+            wanted = Requirement(line)
+            if wanted.marker is not None and not wanted.marker.evaluate():
+                continue
+            found = metadata.version(wanted.name)
+        except (InvalidRequirement, metadata.PackageNotFoundError):
+            return f"{line}, which the server does not have"
+        if not wanted.specifier.contains(found, prereleases=True):
+            return f"{line}, and the server has {found}"
+    return ""
+
+
+def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
+    """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if a
+    pack cannot be unpacked."""
+    if os.path.isdir(environment.place):
+        return environment.place, -1
+    until = time.monotonic() + settings.load_timeout_s
+    most = settings.repository_cache_bytes
+    return packs.acquire(environment.place, _root(settings), most, until)
+
+
+def give_back(lock: int, settings: Settings) -> None:
+    """Unlock an unpacked pack, and remove unused packs. -1: no pack."""
+    if lock >= 0:
+        os.close(lock)
+        packs.sweep(_root(settings))
+
+
+def _root(settings: Settings) -> str:
+    return packs.folder_in(model_places.cache_dir(settings))
+
+
+def command(folder: str, module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of shmserve in the environment in `folder`."""
+    first = os.path.abspath(environment_start.__file__)
+    return [os.path.join(folder, "bin", "python"), "-I", first, sys.executable, module, *words]
+
+
+def not_started(ex: OSError) -> str:
+    """Return the reason of a failed exec of an environment's Python."""
+    return _FAULTS.get(ex.errno or 0, f"its interpreter bin/python cannot run: {ex.strerror}")
+
+
+def refusal(model: str, environment: Environment | None, fault: str) -> ConfigError:
+    """Return the error for an unusable environment. `fault`: the reason."""
+    name = environment.name if environment is not None else "its environment"
+    remedy = f": {environment.remedy}" if environment is not None and environment.remedy else ""
+    return ConfigError(f"model '{model}': {name} cannot be used: {fault}{remedy}")
+
+
+def set_title(title: str) -> None:
+    """Set the process's title for `ps`, unless the environment lacks setproctitle."""
+    with suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(title)
+
+
+def enter(
+    instance: Instance, settings: Settings, words: list[str], keep: int, fault: str | None
+) -> ConfigError | None:
+    """Replace this program by an executor in the environment of the instance's model. Return None
+    if the right Python runs already, or an error if the environment cannot be used.
+
+    Args:
+        words: the executor's arguments.
+        keep: a descriptor that the executor inherits.
+        fault: None at first; "" in the environment's Python; after a failure there, the reason.
+    """
+    if fault == "":
+        return None
+    try:
+        environment = choose(instance, settings.allow_model_code)
+    except ConfigError as ex:
+        return ex
+    if environment is None:
+        return None
+    try:
+        reason = fault or _exec(environment, settings, words, keep)
+    except ConfigError as ex:
+        reason = ex.message
+    return refusal(instance.spec.name, environment, reason)
+
+
+def _exec(environment: Environment, settings: Settings, words: list[str], keep: int) -> NoReturn:
+    folder, lock = prepare(environment, settings)
+    line = command(folder, "shmserve.executor.process.__main__", *words, "--pack-lock", str(lock))
+    for fd in {keep, lock} - {-1}:
+        os.set_inheritable(fd, True)
+    os.lseek(0, 0, os.SEEK_SET)  # the next program reads the instance again
+    try:
+        os.execv(line[0], line)
+    except OSError as ex:
+        give_back(lock, settings)
+        raise ConfigError(not_started(ex)) from None

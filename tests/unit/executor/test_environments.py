@@ -1,0 +1,122 @@
+"""Environments of models: choice and requirements."""
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from shmserve import repository
+from shmserve.errors import ConfigError
+from shmserve.executor.process import environment_start, environments
+from shmserve.executor.process.environments import Environment
+from shmserve.protocol.control.link_messages import Instance
+from tests.model_files import X_TO_Y, model_maker, native
+
+NAMED = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '%s' } }"
+
+
+def instance(folder: Path, config: str = X_TO_Y) -> Instance:
+    if not (folder / "m").exists():
+        model_maker(folder)(native("pass"), config)
+    return repository.read_folder(str(folder / "m")).instances()[0]
+
+
+def chosen(folder: Path, config: str = X_TO_Y, permitted: bool = False) -> Environment | None:
+    return environments.choose(instance(folder, config), permitted)
+
+
+def test_the_environment_that_a_model_has(tmp_path: Path) -> None:
+    assert chosen(tmp_path) is None
+    for place in (tmp_path / "m" / ".venv", tmp_path / "m" / "1" / ".venv"):
+        place.mkdir()
+        found = chosen(tmp_path)
+        assert found is not None
+        assert (found.name, found.place) == (".venv", str(place))
+        assert found.remedy == f"run `shmserve env build {place.parent}`"
+
+
+@pytest.mark.parametrize("given", ["e", "../e", "$$TRITON_MODEL_DIRECTORY/../e", "{absolute}"])
+def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) -> None:
+    place = tmp_path / "m" / "e" if given == "e" else tmp_path / "e"
+    named = NAMED % given.format(absolute=place)
+    spec = instance(tmp_path, X_TO_Y + named)
+    with pytest.raises(ConfigError, match=r"EXECUTION_ENV_PATH is '.*': there is no such file"):
+        environments.choose(spec, False)
+    place.mkdir()
+    (tmp_path / "m" / ".venv").mkdir()
+    found = environments.choose(spec, False)
+    assert found is not None
+    assert Path(found.place).resolve() == place
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("numpy\n# a remark\n--no-index\nmsgspec >= 0.1  # here\n", ""),
+        ("nothing; python_version < '3'\n", ""),
+        ("numpy==1.0 --hash=sha256:00 \\\n", r"wants numpy==1\.0, and the server has \d"),
+        ("no_such_package\n", "wants no_such_package, which the server does not have"),
+        ("./folder\n", r"wants \./folder, which the server does not have"),
+    ],
+)
+def test_requirements_without_an_environment(tmp_path: Path, text: str, fault: str) -> None:
+    spec = instance(tmp_path)
+    (tmp_path / "m" / "requirements.txt").write_text(text)
+    if not fault:
+        assert environments.choose(spec, False) is None
+        return
+    with pytest.raises(ConfigError, match=rf"{fault}.*: run `shmserve env build {tmp_path}/m`"):
+        environments.choose(spec, False)
+    (tmp_path / "m" / ".venv").mkdir()
+    assert environments.choose(spec, False) is not None
+
+
+def test_models_that_are_data_need_the_permission(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    (tmp_path / "m" / ".venv").mkdir()
+    config = X_TO_Y.replace("python", "onnxruntime")
+    for more, name in (("", r"\.venv"), (NAMED % ".venv", r"parameters\.EXECUTION_ENV_PATH")):
+        (tmp_path / "m" / "config.pbtxt").write_text(config + more)
+        with pytest.raises(ConfigError, match=f"'m': {name} brings code: .*allow_model_code must"):
+            chosen(tmp_path)
+        assert chosen(tmp_path, permitted=True) is not None
+
+
+def test_what_an_environment_lacks_is_said(monkeypatch: Any) -> None:
+    versions = {"msgspec": "0.20", "numpy": "1.26.4", "ml_dtypes": "0.4.1", "protobuf": "7.1"}
+    versions["posix_ipc"] = "1.2.0"
+    fault = environment_start.fault
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert fault() == ""
+    versions["protobuf"] = "8.0"
+    assert fault() == "it has protobuf 8.0, and protobuf>=6.30,<8 is needed"
+    versions["numpy"] = "1.9.3"
+    assert fault() == "it has numpy 1.9.3, and numpy>=1.26 is needed"
+    del versions["msgspec"]
+    assert fault() == "it has no msgspec (msgspec>=0.20 is needed)"
+    broken = (("no.such", "numpy", "1.0", ""),)
+    monkeypatch.setattr(environment_start, "NEEDED", broken)
+    assert fault() == "its package numpy 1.9.3 cannot be imported: No module named 'no'"
+    old = SimpleNamespace(version_info=(3, 10, 13))
+    monkeypatch.setattr(environment_start, "sys", old)
+    assert fault() == "it has Python 3.10.13, and 3.11 is the oldest that works"
+
+
+def test_the_server_installs_what_executors_need() -> None:
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    servers = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
+    for _, *row in environment_start.NEEDED:
+        own = Requirement(environment_start.requirement(*row))
+        assert own.specifier == servers[own.name]
