@@ -339,6 +339,8 @@ def run_instance(
     flight_recorder.start(config.run_dir(settings), process)
     if fault == "":
         log.info("runs in the model's own environment: Python %s", platform.python_version())
+    elif refusal is None and (advice := environments.unmet(instance)):
+        log.warning("%s", advice)
     executor = Executor(instance, process, settings, refusal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
