@@ -9,7 +9,9 @@ the executor with the server's code.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import platform
 import sys
 import time
 from contextlib import suppress
@@ -210,6 +212,16 @@ def enter(
     except ConfigError as ex:
         reason = ex.message
     return refusal(instance.spec.name, environment, reason)
+
+
+def note(
+    log: logging.Logger, instance: Instance, fault: str | None, refusal: ConfigError | None
+) -> None:
+    """Log what runs the model. `fault` and `refusal`: argument and result of `enter`."""
+    if fault == "":
+        log.info("runs in the model's own environment: Python %s", platform.python_version())
+    elif refusal is None and (advice := unmet(instance)):
+        log.warning("%s", advice)
 
 
 def _exec(environment: Environment, settings: Settings, words: list[str], keep: int) -> NoReturn:
