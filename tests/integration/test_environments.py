@@ -50,7 +50,7 @@ CONFIG = """
 """
 NAMED = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '%s' } }"
 # Script of an old Python
-OLD = f"""shift
+OLD = f"""shift 2
 exec {sys.executable} -I -c 'import runpy, sys
 sys.version_info = (3, 10, 13)
 sys.argv = sys.argv[1:]
@@ -83,8 +83,11 @@ def servers_packages(folder: Path) -> dict[str, str]:
 
 def test_models_whose_packages_contradict_each_other(tmp_path: Path) -> None:
     make, cache = model_maker(tmp_path / "models"), tmp_path / "cache"
-    make(MODEL, CONFIG, "servers")
+    servers = Path(make(MODEL, CONFIG, "servers"))
+    (servers / "requirements.txt").write_text("contradiction==9\n")
     own = environment(Path(make(MODEL, CONFIG, "own")) / ".venv", "2")
+    (site,) = own.glob("lib/python*/site-packages")
+    (site / "sitecustomize.py").touch()
     make(MODEL, CONFIG + NAMED % "$$TRITON_MODEL_DIRECTORY/../../pack.tar.gz", "packed")
     pack(tmp_path / "pack.tar.gz", "3")
     settings: dict[str, Any] = {
@@ -114,18 +117,23 @@ def test_models_whose_packages_contradict_each_other(tmp_path: Path) -> None:
         wait_until(lambda: not os.listdir(cache / "environments"), "the pack stays")
         assert server.control("load", "packed")[0] == 200
         assert texts(server, "packed")[0] == "3"
+        assert "requirements.txt wants contradiction==9, which the server does not" in server.log()
     assert os.listdir(cache / "environments") == []
+    assert not (site / "__pycache__").exists()
 
 
 def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> None:
     make = model_maker(tmp_path / "models")
-    folders = {name: Path(make(MODEL, CONFIG, name)) for name in ("old", "bare", "gone", "alien")}
+    folders = {
+        name: Path(make(MODEL, CONFIG, name)) for name in ("old", "bare", "gone", "alien", "file")
+    }
     fake_python(folders["old"] / ".venv", OLD)
     environment(folders["bare"] / ".venv", "2", packages=False)
     (folders["gone"] / ".venv" / "bin").mkdir(parents=True)
     (folders["gone"] / ".venv" / "bin" / "python").symlink_to("/no/such/python")
     fake_python(folders["alien"] / ".venv", "")
     (folders["alien"] / ".venv" / "bin" / "python").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(99))
+    (folders["file"] / ".venv").write_text("elsewhere")
     (tmp_path / "models" / "data" / "1").mkdir(parents=True)
     (tmp_path / "models" / "data" / "1" / "model.joblib").touch()
     (tmp_path / "models" / "data" / ".venv").mkdir()
@@ -136,6 +144,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
         "bare": "it has no msgspec (msgspec>=0.20 is needed): run `shmserve env build <path>",
         "gone": "its interpreter bin/python, or what bin/python leads to, is missing",
         "alien": "its interpreter bin/python is not for this machine",
+        "file": ".venv cannot be used: it is no folder: run `shmserve env build",
         "data": ".venv brings code: the setting allow_model_code must be true",
         "broken": "parameters.EXECUTION_ENV_PATH cannot be used: the pack is not an archive of tar",
     }
@@ -190,7 +199,7 @@ def test_the_command_builds_what_requirements_say(tmp_path: Path, python: Path) 
     files = [".venv", first, second, "1", "config.pbtxt", "requirements.txt"]
     assert sorted(os.listdir(folder)) == sorted(files)
     with Server(tmp_path / "models", **SMALL) as server:
-        assert texts(server, "m")[:2] == ["3", str(folder / ".venv")]
+        assert texts(server, "m")[:2] == ["3", str((folder / ".venv").resolve())]
 
 
 def wheel(folder: Path, version: str) -> None:

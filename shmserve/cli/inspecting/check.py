@@ -164,7 +164,7 @@ def _look(
         from shmserve.executor.backends.onnx import graph_file  # numpy, for these models only
 
         return graph_file.check(spec, instances[0].directory)
-    return ""
+    return environments.unmet(instances[0])
 
 
 def _load(instance: Instance, settings: Settings) -> None:

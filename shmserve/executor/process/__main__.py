@@ -9,7 +9,6 @@ import argparse
 import gc
 import logging
 import os
-import platform
 import signal
 import socket
 import sys
@@ -337,8 +336,7 @@ def run_instance(
     logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)
     model_output.limit(_LOG_LINES_PER_S)
     flight_recorder.start(config.run_dir(settings), process)
-    if fault == "":
-        log.info("runs in the model's own environment: Python %s", platform.python_version())
+    environments.note(log, instance, fault, refusal)
     executor = Executor(instance, process, settings, refusal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))

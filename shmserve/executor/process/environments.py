@@ -9,7 +9,9 @@ the executor with the server's code.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import platform
 import sys
 import time
 from contextlib import suppress
@@ -34,6 +36,7 @@ _TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _CODE_BACKENDS = (PYTHON, "grps")  # backends of models in Python code
 _FAULTS = {
     errno.ENOENT: "its interpreter bin/python, or what bin/python leads to, is missing",
+    errno.ENOTDIR: "it is no folder",
     errno.ENOEXEC: "its interpreter bin/python is not for this machine",
     errno.EACCES: "its interpreter bin/python may not be executed",
 }
@@ -56,15 +59,30 @@ class Environment(Struct, frozen=True):
 def choose(instance: Instance, allow_model_code: bool) -> Environment | None:
     """Return the environment of an instance's model, or None if the server's Python runs the model.
     Raise ConfigError if the environment is missing, or needs the setting `allow_model_code`."""
-    spec = instance.spec
-    folders = (version_folder(instance.directory, spec.version), instance.directory)
-    environment = _named(instance, folders) or _built(instance, folders)
-    if environment is None or spec.backend in _CODE_BACKENDS or allow_model_code:
+    spec, folders = instance.spec, _folders(instance)
+    environment = _named(instance, folders) or _built(folders)
+    if environment is None or os.path.realpath(environment.place) == os.path.realpath(sys.prefix):
+        return None
+    if spec.backend in _CODE_BACKENDS or allow_model_code:
         return environment
     raise ConfigError(
         f"model '{spec.name}': {environment.name} brings code: the setting allow_model_code must"
         " be true"
     )
+
+
+def unmet(instance: Instance) -> str:
+    """Return advice if the model has a requirements.txt that the packages here do not meet, or "".
+    The model may run all the same, so this is no error."""
+    for folder in _folders(instance):
+        if lacking := _lacking(os.path.join(folder, REQUIREMENTS)):
+            return f"{REQUIREMENTS} wants {lacking}: {_remedy(folder)}"
+    return ""
+
+
+def _folders(instance: Instance) -> tuple[str, str]:
+    folder = version_folder(instance.directory, instance.spec.version)
+    return folder, instance.directory
 
 
 def _named(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
@@ -81,17 +99,11 @@ def _named(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
     )
 
 
-def _built(instance: Instance, folders: tuple[str, ...]) -> Environment | None:
-    """Return the `.venv` of the version or the model, or None without `.venv`. Raise ConfigError if
-    the server's Python lacks a package of requirements.txt as well."""
+def _built(folders: tuple[str, ...]) -> Environment | None:
     for folder in folders:
         place = os.path.join(folder, FOLDER)
         if os.path.lexists(place):
             return Environment(FOLDER, place, _remedy(folder))
-    for folder in folders:
-        if lacking := _lacking(os.path.join(folder, REQUIREMENTS)):
-            name = f"model '{instance.spec.name}': {REQUIREMENTS}"
-            raise ConfigError(f"{name} wants {lacking}: {_remedy(folder)}")
     return None
 
 
@@ -100,14 +112,14 @@ def _remedy(folder: str) -> str:
 
 
 def _lacking(path: str) -> str:
-    """Return the first requirement of a file that the packages here do not meet, or "". Skip lines
-    with options of pip."""
+    """Return the first requirement of a file that the packages here do not meet, or "". Skip
+    options of pip, paths and addresses: nothing here tells whether they are met."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             lines = [line.partition(" #")[0].partition(" --")[0].strip(" \t\\\n") for line in file]
     except OSError:
         return ""
-    from packaging.requirements import InvalidRequirement, Requirement  # not in environments
+    from packaging.requirements import Requirement  # not in environments
 
     for line in lines:
         if not line or line.startswith(("#", "-")):
@@ -117,18 +129,21 @@ def _lacking(path: str) -> str:
             if wanted.marker is not None and not wanted.marker.evaluate():
                 continue
             found = metadata.version(wanted.name)
-        except (InvalidRequirement, metadata.PackageNotFoundError):
+            if not wanted.specifier.contains(found, prereleases=True):
+                return f"{line}, and the server has {found}"
+        except metadata.PackageNotFoundError:
             return f"{line}, which the server does not have"
-        if not wanted.specifier.contains(found, prereleases=True):
-            return f"{line}, and the server has {found}"
+        except ValueError:  # no requirement, or no version, of the standard
+            continue
     return ""
 
 
 def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
     """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if a
     pack cannot be unpacked."""
-    if os.path.isdir(environment.place):
-        return environment.place, -1
+    if environment.name == FOLDER or os.path.isdir(environment.place):
+        # `env build` moves the link `.venv`: running executors must go on to import from one folder
+        return os.path.realpath(environment.place), -1
     until = time.monotonic() + settings.load_timeout_s
     most = settings.repository_cache_bytes
     return packs.acquire(environment.place, _root(settings), most, until)
@@ -146,9 +161,11 @@ def _root(settings: Settings) -> str:
 
 
 def command(folder: str, module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of shmserve in the environment in `folder`."""
+    """Return the command that runs a module of shmserve in the environment in `folder`, and writes
+    no bytecode there."""
     first = os.path.abspath(environment_start.__file__)
-    return [os.path.join(folder, "bin", "python"), "-I", first, sys.executable, module, *words]
+    python = os.path.join(folder, "bin", "python")
+    return [python, "-I", "-B", first, sys.executable, module, *words]
 
 
 def not_started(ex: OSError) -> str:
@@ -195,6 +212,16 @@ def enter(
     except ConfigError as ex:
         reason = ex.message
     return refusal(instance.spec.name, environment, reason)
+
+
+def note(
+    log: logging.Logger, instance: Instance, fault: str | None, refusal: ConfigError | None
+) -> None:
+    """Log what runs the model. `fault` and `refusal`: argument and result of `enter`."""
+    if fault == "":
+        log.info("runs in the model's own environment: Python %s", platform.python_version())
+    elif refusal is None and (advice := unmet(instance)):
+        log.warning("%s", advice)
 
 
 def _exec(environment: Environment, settings: Settings, words: list[str], keep: int) -> NoReturn:

@@ -212,3 +212,14 @@ def test_a_model_is_loaded_in_its_own_environment(check: Check, tmp_path: Path) 
     text = "\n".join(lines)
     assert "model 'bare': .venv cannot be used: it has no msgspec (msgspec>=0.20 is needed)" in text
     assert "model 'gone': .venv cannot be used: its interpreter bin/python, or what" in text
+
+
+def test_requirements_that_the_server_does_not_meet_are_a_note(
+    check: Check, tmp_path: Path
+) -> None:
+    folder = Path(model_maker(tmp_path / "r")(native("pass"), name="m"))
+    (folder / "requirements.txt").write_text("no_such_package==1\n")
+    status, lines = check()
+    advice = "requirements.txt wants no_such_package==1, which the server does not have: run `"
+    assert f"note  model m version 1: {advice}shmserve env build r/m`" in lines
+    assert status == 0

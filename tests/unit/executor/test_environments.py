@@ -1,5 +1,7 @@
 """Environments of models: choice and requirements."""
 
+import re
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from shmserve import repository
+from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.executor.process import environment_start, environments
 from shmserve.executor.process.environments import Environment
@@ -60,19 +63,39 @@ def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) 
         ("nothing; python_version < '3'\n", ""),
         ("numpy==1.0 --hash=sha256:00 \\\n", r"wants numpy==1\.0, and the server has \d"),
         ("no_such_package\n", "wants no_such_package, which the server does not have"),
-        ("./folder\n", r"wants \./folder, which the server does not have"),
+        ("\ufeffnumpy\r\nmsgspec>=0.1\r\n", ""),
+        ("\ufeffno_such_package\r\n", "wants no_such_package, which the server does not have"),
+        ("./folder\ngit+https://localhost/a\nnumpy[extra]\n-r other.txt\n", ""),
+        ("x; python_version >= 'y'\n", ""),
     ],
 )
 def test_requirements_without_an_environment(tmp_path: Path, text: str, fault: str) -> None:
     spec = instance(tmp_path)
-    (tmp_path / "m" / "requirements.txt").write_text(text)
-    if not fault:
-        assert environments.choose(spec, False) is None
-        return
-    with pytest.raises(ConfigError, match=rf"{fault}.*: run `shmserve env build {tmp_path}/m`"):
-        environments.choose(spec, False)
+    (tmp_path / "m" / "requirements.txt").write_text(text, encoding="utf-8")
+    assert environments.choose(spec, False) is None
+    advice = environments.unmet(spec)
+    if fault:
+        assert re.search(rf"{fault}.*: run `shmserve env build {tmp_path}/m`", advice)
+    else:
+        assert advice == ""
+
+
+def test_a_link_is_followed_before_an_executor_starts(tmp_path: Path) -> None:
+    spec = instance(tmp_path)
+    (tmp_path / "m" / ".venv-1").mkdir()
+    (tmp_path / "m" / ".venv").symlink_to(".venv-1")
+    found = environments.choose(spec, False)
+    assert found is not None
+    assert environments.prepare(found, Settings()) == (str(tmp_path / "m" / ".venv-1"), -1)
+
+
+def test_the_servers_own_environment_needs_no_other_python(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    spec = instance(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "m" / ".venv"))
     (tmp_path / "m" / ".venv").mkdir()
-    assert environments.choose(spec, False) is not None
+    assert environments.choose(spec, False) is None
 
 
 def test_models_that_are_data_need_the_permission(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,18 @@ def test_what_an_interrupted_process_has_left_is_not_used(tmp_path: Path) -> Non
     folder, lock = acquired(pack, root)
     os.close(lock)
     assert os.listdir(folder) == ["whole"]
+
+
+def test_a_folder_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
+    root = tmp_path / "environments"
+    folder, lock = acquired(archive(tmp_path / "a.tar.gz", member("x")), root)
+    os.close(lock)
+    with monkeypatch.context() as patch:
+        patch.setattr(packs.shutil, "rmtree", lambda *_, **__: None)
+        packs.sweep(str(root))
+    assert os.path.exists(folder)
+    packs.sweep(str(root))
+    assert os.listdir(root) == []
 
 
 def test_a_changed_pack_is_another_pack(tmp_path: Path) -> None:
