@@ -29,6 +29,7 @@ _INSTALL = (
 _TRACEBACK = "Traceback (most recent call last):"
 # The path begins at a word's start (so "and/or" stays) and goes on after the slash
 _PATH = re.compile(r"(?<![\w/.])(?:~|\.{1,2}|file:/{0,2})?/[^\s'\"():,;<>]*[^\s'\"():,;<>.]")
+_QUOTED_PATH = re.compile(r"(?<=[\s(:=]['\"])/[^'\"]*(?=['\"])")  # with spaces
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"():,;<>]+")
 # (the lookbehind also prevents one scan for each character of a hostile text)
 _SOURCE = re.compile(r"(?<![\w.-])[\w.-]+\.(?:py[cx]?|cc|cpp|cu|h|hpp|so(?:\.\d+)*)\b(?::\d+)?")
@@ -39,6 +40,7 @@ def sanitised(text: str) -> str:
     """Return a text as `one_line` does, without paths, source files and addresses."""
     text = _error_line(text)
     for pattern, mark in (
+        (_QUOTED_PATH, "<path>"),
         (_WINDOWS_PATH, "<path>"),
         (_PATH, "<path>"),
         (_SOURCE, "<file>"),

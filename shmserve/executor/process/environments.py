@@ -108,7 +108,7 @@ def _built(folders: tuple[str, ...]) -> Environment | None:
 
 
 def _remedy(folder: str) -> str:
-    return f"run `shmserve env build {os.path.realpath(folder)}`"
+    return f"run `shmserve env build {shlex.quote(os.path.realpath(folder))}`"
 
 
 def _lacking(path: str) -> str:

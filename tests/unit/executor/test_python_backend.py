@@ -178,6 +178,7 @@ def test_refused_values_are_a_line_without_traceback(
 def test_sanitised_texts() -> None:
     assert sanitised("and/or 3 / 4 = N/A; 2.5/s") == "and/or 3 / 4 = N/A; 2.5/s"
     assert sanitised("open ~/x, ./y/z.txt and ../w") == "open <path>, <path> and <path>"
+    assert sanitised("run `x '/srv/my models/d'`") == "run `x '<path>'`"
     assert sanitised("'/a/b.py', line 3 (core/session.cc:12)") == "'<path>', line 3 (core/<file>)"
     assert sanitised(r"C:\secret\x.txt failed") == "<path> failed"
     assert sanitised("a\tb\x00c\n\nd") == "a b c d"
