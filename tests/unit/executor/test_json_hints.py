@@ -311,7 +311,8 @@ def test_bytes_of_pydantics_models_have_a_form_that_the_model_names(
         image: {field}
     def f(x: int, body: Body) -> int: return 1
     """
-    reason = r"'body', field 'image'.*: pydantic's bytes .*ConfigDict\(val_json.* in class Body"
+    where = "in class Inner" if field == "Inner" else "in class Body"
+    reason = rf"'body', field 'image'.*: pydantic's bytes .*ConfigDict\(val_json.* {where}"
     with pytest.raises(ConfigError, match=reason):
         Asker(tmp_path, code)
 
@@ -319,18 +320,25 @@ def test_bytes_of_pydantics_models_have_a_form_that_the_model_names(
 def test_bytes_of_pydantics_models_in_base64(tmp_path: Path) -> None:
     code = """
     from pydantic import Base64Bytes
+    @dataclass
+    class Inner:
+        __pydantic_config__ = {"val_json_bytes": "base64", "ser_json_bytes": "base64"}
+        image: bytes
     class Body(BaseModel):
         model_config = {"val_json_bytes": "base64", **OF_ANSWERS}
         image: bytes
+        inner: Inner | None = None
         other: list[Base64Bytes] = []
-    def f(body: Body) -> Body: return Body(image=bytes.fromhex(body.image.hex()))
+    def f(body: Body) -> Body:
+        assert body.inner is None or body.inner.image == b"\\0" * 3
+        return body
     """
     with pytest.raises(
         ConfigError, match=r"the answer, field 'image': .*\(ser_json_bytes=\"base64"
     ):
         Asker(tmp_path, code.replace(", **OF_ANSWERS", ""))
     model = Asker(tmp_path, code.replace("**OF_ANSWERS", '"ser_json_bytes": "base64"'))
-    assert model.ask({"image": "AAAA"}) == {"image": "AAAA", "other": []}
+    assert model.ask({"image": "AAAA", "inner": {"image": "AAAA"}})["image"] == "AAAA"
     assert model.form(("image", b"\0\0\0"))["image"] == "AAAA"
     with pytest.raises(InvalidArgument, match="valid base64"):
         model.ask({"image": "?"})

@@ -58,7 +58,8 @@ def _parts(
     hint: Any, where: str, model: Any, seen: set[tuple[Any, Any]]
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the types, metadata and default values within a hint, each with a place, and with the
-    surrounding model of pydantic's or None. `seen`: classes so far, each with such a model."""
+    class in which pydantic found the part, or None. `seen`: classes so far, each with such a
+    class."""
     hint = plain(hint)
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is ClassVar:
@@ -75,7 +76,8 @@ def _parts(
             yield from _parts(member, where, model, seen)
     if isinstance(hint, type) and (hint, model) not in seen:
         seen.add((hint, model))
-        model = hint if hasattr(hint, "model_fields") else model
+        if model is not None or hasattr(hint, "__pydantic_validator__"):
+            model = hint
         for name, field, default in _fields(hint):
             place = f"{where}, field '{name}'"
             yield place, model, default
@@ -86,11 +88,9 @@ def _fields(kind: Any) -> list[tuple[str, Any, Any]]:
     """Return name, hint and default value of each field of a class."""
     if hasattr(kind, "model_fields"):
         return [
-            (name, Annotated[(field.annotation, None, *field.metadata)], None)  # type: ignore
+            (name, Annotated[(field.annotation, None, *field.metadata)], None)
             for name, field in kind.model_fields.items()
         ]
-    if hasattr(kind, "__pydantic_validator__"):  # a dataclass, see `refuse_dataclasses`
-        return []
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
         info = kinds.type_info(kind)
@@ -119,9 +119,11 @@ def _refuse_constraint(part: Any, where: str) -> None:
 
 
 def _refuse_bytes(part: Any, model: Any, where: str, setting: str) -> None:
-    is_bytes = part is bytes or part is bytearray
-    if model is not None and is_bytes and setting not in model.model_config:
+    if model is None or (part is not bytes and part is not bytearray):
+        return
+    name = "model_config" if hasattr(model, "model_config") else "__pydantic_config__"
+    if setting not in getattr(model, name, {}):
         raise ConfigError(
-            f"{where}: pydantic's bytes are plain text in JSON: write model_config ="
+            f"{where}: pydantic's bytes are plain text in JSON: write {name} ="
             f' ConfigDict({setting}="base64") in class {model.__name__}, or "utf8" for text'
         )
