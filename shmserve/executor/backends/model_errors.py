@@ -22,7 +22,10 @@ from shmserve.errors import Code, Internal, ModelFailure, ShmserveError
 MAX_TEXT = 500
 
 _OWN = (os.path.dirname(shmserve.__file__) + os.sep, "<frozen importlib")  # files of frames
-_INSTALL = "install its distribution where the server is installed, and load the model again"
+_INSTALL = (
+    "install its distribution where the server is installed, and restart the server or load the"
+    " model again"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 # The path begins at a word's start (so "and/or" stays) and goes on after the slash
 _PATH = re.compile(r"(?<![\w/.])(?:~|\.{1,2}|file:/{0,2})?/[^\s'\"():,;<>]*[^\s'\"():,;<>.]")

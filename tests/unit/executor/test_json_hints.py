@@ -456,6 +456,31 @@ def test_batches(tmp_path: Path) -> None:
     assert "2 bodies: send one" in failure(answer).message
 
 
+def test_a_request_that_a_batched_function_refuses_fails_alone(tmp_path: Path) -> None:
+    code = """
+    from shmserve.errors import InvalidArgument
+    @batched(max_size=8)
+    def f(x: list[int]) -> list[int]:
+        if 99 in x:
+            raise InvalidArgument("99 is too large")
+        if x == [98]:
+            {}[0]
+        return x
+    """
+    model = Asker(tmp_path, code)
+
+    def asked(*values: int) -> list[Any]:
+        bodies = [np.array([[json.dumps({"x": x}).encode()]], object) for x in values]
+        answers = model.backend.execute([FakeBackendRequest(("json",), json=b) for b in bodies])
+        return [
+            a.error.message if a.error else json.loads(arrays(a)["json"][0, 0]) for a in answers
+        ]
+
+    assert asked(1, 99, 2, 98) == [1, "99 is too large", 2, "KeyError: 0"]
+    with pytest.raises(InvalidArgument, match="99"):
+        asked(99)
+
+
 def test_the_request_beside_values(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(n: int, request: ModelRequest) -> Any: return [n, request.id]")
     assert model.ask({"n": 3}) == [3, "request-1"]
