@@ -114,9 +114,9 @@ def _models(
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
         try:
-            advice = _look(spec, instances, names)
+            advice = [_look(spec, instances, names)]
             if load and spec.name in started and instances:
-                _load(instances[0], settings)
+                advice += _load(instances[0], settings)
         except ConfigError as ex:
             broken.add(spec.name)
             print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
@@ -126,7 +126,7 @@ def _models(
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
         notes = model_config.of_spec(spec, folder_reader.kinds()).notes
-        for note in filter(None, (*notes, advice)):
+        for note in filter(None, (*notes, *advice)):
             print(f"note  {model}: {note}")
     return fine, broken
 
@@ -162,10 +162,13 @@ def _look(spec: ModelSpec, instances: tuple[Instance, ...], names: set[str]) -> 
     return ""
 
 
-def _load(instance: Instance, settings: Settings) -> None:
-    """Load an instance in a process of its own. Raise ConfigError with the reason of a failure."""
-    if reason := try_load.problem(instance, settings.load_timeout_s):
+def _load(instance: Instance, settings: Settings) -> list[str]:
+    """Load an instance in a process of its own. Return the warnings. Raise ConfigError with the
+    reason of a failure."""
+    reason, warnings = try_load.problem(instance, settings.load_timeout_s)
+    if reason:
         raise ConfigError(reason)
+    return [text.removeprefix(f"model '{instance.spec.name}': ") for text in warnings]
 
 
 def _is_required(settings: Settings, name: str) -> bool:

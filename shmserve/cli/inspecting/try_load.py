@@ -7,6 +7,7 @@ given on standard input. On failure, the program prints the reason.
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -21,25 +22,27 @@ from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
+_WARNING = re.compile(r"^\S+ \S+ WARNING check shmserve\.[\w.]+: (.*)", re.MULTILINE)
 _MARK = "not loaded: "
 _MOST_FILES, _MOST_CAUSES = 100, 10
 
 
-def problem(instance: Instance, timeout_s: float) -> str:
-    """Return the reason why a model cannot be loaded, or ""."""
+def problem(instance: Instance, timeout_s: float) -> tuple[str, list[str]]:
+    """Return the reason why a model cannot be loaded, or "", and the warnings of the load."""
     command = [sys.executable, "-m", "shmserve.cli.inspecting.try_load"]
     try:
         done = subprocess.run(
             command, input=messages.encode(instance), capture_output=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        return f"the model did not load within {timeout_s:g} s (load_timeout_s)"
+        return f"the model did not load within {timeout_s:g} s (load_timeout_s)", []
     last = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     if last.startswith(_MARK):
-        return last.removeprefix(_MARK)
+        return last.removeprefix(_MARK), []
     if done.returncode:
-        return f"the process ended while it loaded the model: {describe_status(done.returncode)}"
-    return ""
+        how = describe_status(done.returncode)
+        return f"the process ended while it loaded the model: {how}", []
+    return "", _WARNING.findall(done.stderr.decode(errors="replace"))
 
 
 def code_problem(folder: Path) -> str:
@@ -80,7 +83,7 @@ def main() -> int:
     from shmserve.observe import log_output, logs
     from shmserve.shm.mappings import Mappings
 
-    logs.setup("check", "error")
+    logs.setup("check", "warning")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
         devices = Devices.of(instance.device, Mappings())

@@ -167,6 +167,20 @@ def test_a_models_own_folder_is_told_without_links(check: Check, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize(("method", "given"), [("setup", True), ("load", True), ("start", False)])
+def test_a_method_that_nobody_calls_before_the_first_request(
+    check: Check, tmp_path: Path, method: str, given: bool
+) -> None:
+    code = f"    def {method}(self): ...\n    def predict(self, x: int) -> int: return x\n"
+    (tmp_path / "r/mine.py").write_text(f"class Mine:\n{code}")
+    (tmp_path / "r/other.py").write_text(f"class Other:\n    def __init__(self): ...\n{code}")
+    both = f"mine={tmp_path}/r/mine.py,other={tmp_path}/r/other.py"
+    status, lines = check(load=True, model_repository=both)
+    note = f"note  model mine version 1: {method} is never called here: name it __init__"
+    assert (status, lines[1 : 1 + given]) == (0, [note] * given)
+    assert [line for line in lines if "never called" in line] == [note] * given
+
+
 def test_only_models_of_the_start_are_loaded(check: Check, tmp_path: Path) -> None:
     make = model_maker(tmp_path / "r")
     make(native("return {}"), name="good")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -37,6 +38,7 @@ from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
+_BEGINNINGS = ("setup", "load")  # of LitServe and others
 _HINTS = "the code's type hints"  # source of the configuration, in messages
 
 
@@ -172,6 +174,14 @@ def _call(signature: HintedSignature, target: Any, model: str) -> HintedCall:
     return JsonCall(signature, model, summary_of(target))
 
 
+def _warn_of_other_beginnings(target: Any, model: str) -> None:
+    """Log a method that other servers call before the first request, if a class has no
+    `__init__`."""
+    if isinstance(target, type) and target.__init__ is object.__init__:  # type: ignore[misc]
+        for method in filter(partial(hasattr, target), _BEGINNINGS):
+            _log.warning("model '%s': %s is never called here: name it __init__", model, method)
+
+
 class HintedDialect:
     """Runs a function or class by its type hints; implements the `Dialect` of the python backend.
     Attributes are valid after `start`."""
@@ -194,6 +204,7 @@ class HintedDialect:
             text = ex.message if isinstance(ex, ConfigError) else str(ex)
             where = f"model '{name}': "
             raise ConfigError(where + text.removeprefix(where)) from None
+        _warn_of_other_beginnings(self._target, name)
         inner: type[NativeDialect] = NativeDialect
         base = HintedModel
         if spec.decoupled:
