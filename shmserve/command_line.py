@@ -90,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
         "--app", metavar="DIR", help="environment for the units, such as a link to this one"
     )
     check = command("check", "inspecting.check", "check the settings and every model folder")
+    _add_paths(check)
+    check.set_defaults(http=None, grpc=None, reload=False, gunicorn=[])
     check.add_argument(
         "--load", action="store_true", help="also load each model, in a process of its own"
     )
@@ -137,16 +139,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_serve(serve: _Parser) -> None:
     serve.takes_tail = True
-    serve.usage = (
-        "shmserve serve [PATH] [--http ADDRESS] [--grpc ADDRESS] [--reload] [-- GUNICORN OPTIONS]"
-    )
+    options = "[--http ADDRESS] [--grpc ADDRESS] [--reload] [-- GUNICORN OPTIONS]"
+    serve.usage = f"shmserve serve [PATH ...] {options}"
     serve.epilog = "The options win over the environment and the file of settings."
-    serve.add_argument(
-        "path",
-        metavar="PATH",
-        nargs="?",
-        help="model repository, or one model's own folder or Python file",
-    )
+    _add_paths(serve)
     address = "HOST:PORT, unix:PATH, or :PORT, which only this host reaches; default: "
     serve.add_argument("--http", metavar="ADDRESS", help=f"{address}http_bind")
     serve.add_argument("--grpc", metavar="ADDRESS", help=f"{address}grpc_bind")
@@ -154,6 +150,16 @@ def _add_serve(serve: _Parser) -> None:
         "--reload",
         action="store_true",
         help="load a model anew when files in its folder change, and show why it does not load",
+    )
+
+
+def _add_paths(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="model repository, or one model's own folder or Python file, instead of"
+        " model_repository",
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from shmserve import config, model_places, single_models
 from shmserve.cli.inspecting import try_load
+from shmserve.cli.serving import serve_options
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
@@ -27,6 +28,8 @@ from shmserve.transport.trust import key_file, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
+    for sentence in serve_options.take(arguments, os.environ):
+        print(f"note  {sentence}")
     reading = config.read()
     for warning in reading.warnings:
         print(f"note  {warning}")
