@@ -91,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
         "--app", metavar="DIR", help="environment for the units, such as a link to this one"
     )
     check = command("check", "inspecting.check", "check the settings and every model folder")
+    _add_paths(check)
+    check.set_defaults(http=None, grpc=None, reload=False, gunicorn=[])
     check.add_argument(
         "--load", action="store_true", help="also load each model, in a process of its own"
     )
@@ -138,16 +140,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_serve(serve: _Parser) -> None:
     serve.takes_tail = True
-    serve.usage = (
-        "shmserve serve [PATH] [--http ADDRESS] [--grpc ADDRESS] [--reload] [-- GUNICORN OPTIONS]"
-    )
+    options = "[--http ADDRESS] [--grpc ADDRESS] [--reload] [-- GUNICORN OPTIONS]"
+    serve.usage = f"shmserve serve [PATH ...] {options}"
     serve.epilog = "The options win over the environment and the file of settings."
-    serve.add_argument(
-        "path",
-        metavar="PATH",
-        nargs="?",
-        help="model repository, or one model's own folder or Python file",
-    )
+    _add_paths(serve)
     address = "HOST:PORT, unix:PATH, or :PORT, which only this host reaches; default: "
     serve.add_argument("--http", metavar="ADDRESS", help=f"{address}http_bind")
     serve.add_argument("--grpc", metavar="ADDRESS", help=f"{address}grpc_bind")
@@ -165,6 +161,16 @@ def _add_env(env: argparse.ArgumentParser) -> None:
     build.add_argument("folder", metavar="FOLDER", help="a model's folder, or one of its versions")
     build.add_argument(
         "--python", default=sys.executable, metavar="PYTHON", help="default: the server's Python"
+    )
+
+
+def _add_paths(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="model repository, or one model's own folder or Python file, instead of"
+        " model_repository",
     )
 
 

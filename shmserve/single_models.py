@@ -25,7 +25,7 @@ _logged: set[str] = set()  # files that could not be copied
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _TEXTS = (".pbtxt", ".txt")  # configuration and labels
 _MOST = 16 << 20
-_FILE = "model.py"
+_FILE, _CONFIG = "model.py", "config.pbtxt"
 
 
 def lay_out(settings: Settings) -> None:
@@ -69,6 +69,9 @@ def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
 
 def _link(path: str, place: str) -> None:
     if model_places.is_one_file(path):
+        if os.path.exists(os.path.join(os.path.dirname(path), _CONFIG)):
+            advice = f"make a folder with {_FILE} and {_CONFIG}, and serve that"
+            _log.warning("%s beside %s is not read: %s", _CONFIG, os.path.basename(path), advice)
         os.makedirs(os.path.join(place, "1"), 0o700)
         for link in (model_places.SOURCE, os.path.join("1", _FILE)):
             os.symlink(path, os.path.join(place, link))

@@ -83,7 +83,21 @@ def of_repository(directory: str) -> str:
             f"is a model's own folder (it has {sign}), and no folder of models:"
             f" write '{name}={directory}' in model_repository, or name the folder above it"
         )
-    return ""
+    return of_sources(directory)
+
+
+def of_sources(directory: str) -> str:
+    """Return how to serve a folder's Python files, if the folder has no folders; else ""."""
+    files, folders = _listed(directory)
+    sources = [file for file in files if file.endswith(".py")]
+    if not sources or folders not in ([], ["__pycache__"]):
+        return ""
+    first, named = sources[0], ", ".join(sources[:_MOST_NAMED])
+    return (
+        f"has no folder of a model: {named} lie there: serve one with `shmserve serve {first}`,"
+        " several with `shmserve serve ONE.py OTHER.py`, or with"
+        f' model_repository = ["{first[:-3]}={first}", …]'
+    )
 
 
 def sign_of_model(directory: str) -> str:

@@ -67,8 +67,9 @@ class StartReport:
         if not self._greeted and (snapshot.ready or _is_settled(snapshot)):
             self._greeted = True
             if not snapshot.ready:
+                others = "other models serve" if snapshot.ready_entries else "no model serves"
                 reason = snapshot.why_not_ready
-                _log.warning("not ready after %.1f s, other models serve: %s", took_s, reason)
+                _log.warning("not ready after %.1f s, %s: %s", took_s, others, reason)
             elif not self._complete:
                 required = ", ".join(snapshot.requires)
                 _log.info("ready after %.1f s: ready_requires is %s", took_s, required)

@@ -84,7 +84,7 @@ def test_an_instance_on_a_mig_device_sees_it_alone(
     (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
     (instance,) = repository.read_folder(str(folder)).instances()
     second = structs.replace(instance, device="cuda:1")
-    assert try_load.problem(second, config.Settings()).endswith("device 0 of 1, 203")
+    assert try_load.problem(second, config.Settings())[0].endswith("device 0 of 1, 203")
 
 
 def test_one_that_cannot_use_its_mig_device_copies_from_there(

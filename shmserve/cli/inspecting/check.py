@@ -9,6 +9,7 @@ import msgspec
 
 from shmserve import config, model_places, single_models
 from shmserve.cli.inspecting import try_load
+from shmserve.cli.serving import serve_options
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
@@ -28,6 +29,8 @@ from shmserve.transport.trust import key_file, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
+    for sentence in serve_options.take(arguments, os.environ):
+        print(f"note  {sentence}")
     reading = config.read()
     for warning in reading.warnings:
         print(f"note  {warning}")
@@ -115,9 +118,9 @@ def _models(
         model = f"model {spec.name} version {spec.version}"
         unstarted = "" if spec.name in started else ", not in load_models"
         try:
-            advice = _look(spec, instances, names, settings)
+            advice = [_look(spec, instances, names, settings)]
             if load and spec.name in started and instances:
-                _load(instances[0], settings)
+                advice += _load(instances[0], settings)
         except ConfigError as ex:
             broken.add(spec.name)
             print(f"{_finding(settings, spec.name, started)}  {model}: {ex.message}{unstarted}")
@@ -127,7 +130,7 @@ def _models(
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    {model}: {spec.backend}, {count}{unstarted}")
         notes = model_config.of_spec(spec, folder_reader.kinds()).notes
-        for note in filter(None, (*notes, advice)):
+        for note in filter(None, (*notes, *advice)):
             print(f"note  {model}: {note}")
     return fine, broken
 
@@ -167,10 +170,13 @@ def _look(
     return environments.unmet(instances[0])
 
 
-def _load(instance: Instance, settings: Settings) -> None:
-    """Load an instance in a process of its own. Raise ConfigError with the reason of a failure."""
-    if reason := try_load.problem(instance, settings):
+def _load(instance: Instance, settings: Settings) -> list[str]:
+    """Load an instance in a process of its own. Return the warnings. Raise ConfigError with the
+    reason of a failure."""
+    reason, warnings = try_load.problem(instance, settings)
+    if reason:
         raise ConfigError(reason)
+    return [text.removeprefix(f"model '{instance.spec.name}': ") for text in warnings]
 
 
 def _is_required(settings: Settings, name: str) -> bool:

@@ -8,6 +8,7 @@ given on standard input. On failure, the program prints the reason.
 import argparse
 import logging
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -25,13 +26,14 @@ from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
 _MODULE = "shmserve.cli.inspecting.try_load"
+_WARNING = re.compile(r"^\S+ \S+ WARNING check shmserve\.[\w.]+: (.*)", re.MULTILINE)
 _MARK = "not loaded: "
 _MOST_FILES, _MOST_CAUSES = 100, 10
 
 
-def problem(instance: Instance, settings: Settings) -> str:
-    """Return the reason why a model cannot be loaded, or "". Raise ConfigError if the model's own
-    environment cannot be used."""
+def problem(instance: Instance, settings: Settings) -> tuple[str, list[str]]:
+    """Return the reason why a model cannot be loaded, or "", and the warnings of the load. Raise
+    ConfigError if the model's own environment cannot be used."""
     command, lock = [sys.executable, "-m", _MODULE], -1
     environment = environments.choose(instance, settings.allow_model_code)
     timeout_s = settings.load_timeout_s
@@ -43,7 +45,7 @@ def problem(instance: Instance, settings: Settings) -> str:
             command, input=messages.encode(instance), capture_output=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        return f"the model did not load within {timeout_s:g} s (load_timeout_s)"
+        return f"the model did not load within {timeout_s:g} s (load_timeout_s)", []
     except (OSError, ConfigError) as ex:
         fault = ex.message if isinstance(ex, ConfigError) else environments.not_started(ex)
         raise environments.refusal(instance.spec.name, environment, fault) from None
@@ -51,10 +53,11 @@ def problem(instance: Instance, settings: Settings) -> str:
         environments.give_back(lock, settings)
     last = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     if last.startswith(_MARK):
-        return last.removeprefix(_MARK)
+        return last.removeprefix(_MARK), []
     if done.returncode:
-        return f"the process ended while it loaded the model: {describe_status(done.returncode)}"
-    return ""
+        how = describe_status(done.returncode)
+        return f"the process ended while it loaded the model: {how}", []
+    return "", _WARNING.findall(done.stderr.decode(errors="replace"))
 
 
 def code_problem(folder: Path) -> str:
@@ -98,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", default="")  # of `environment_start`
     fault = parser.parse_args().fault
-    logs.setup("check", "error")
+    logs.setup("check", "warning")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     permitted = config.load().allow_model_code
     try:

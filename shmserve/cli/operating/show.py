@@ -58,7 +58,7 @@ def ask(run_dir: str, name: str) -> list[Row]:
     except PeerDied:
         raise Unavailable(
             f"no server answers in the run directory {run_dir}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR"
-            " must be those of the server"
+            " must be those of the server, or it is still starting: `shmserve ready --wait 60`"
         ) from None
     try:
         process = ids.new_process_id("cli", os.getpid())

@@ -40,9 +40,8 @@ def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> li
             " model_control = poll"
         )
     declared = config.declared()
-    entry = given.get("PATH", {}).get("model_repository", "")
-    single = model_places.single_of(entry)
-    told = [f"serving model {single[0]} from {single[1]}"] if single is not None else []
+    singles = map(model_places.single_of, after.model_repository if arguments.paths else ())
+    told = [f"serving model {single[0]} from {single[1]}" for single in singles if single]
     return told + [
         f"{option} replaces {name} = {declared[name].text(old)} ({before.origins[name]})"
         for option, values in given.items()
@@ -54,8 +53,8 @@ def take(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> li
 
 def _given(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each given option with its settings, as texts."""
-    if arguments.path is not None:
-        yield "PATH", {"model_repository": _repository(arguments.path)}
+    if arguments.paths:
+        yield "PATH", {"model_repository": ",".join(map(_repository, arguments.paths))}
     for name in ("http", "grpc"):
         if (text := getattr(arguments, name)) is not None:
             yield f"--{name}", {f"{name}_bind": _addresses(f"--{name}", text)}
@@ -87,6 +86,8 @@ def _repository(path: str) -> str:
         if fault := ids.model_name_fault(name):
             advice = f"give NAME={path}"
             raise ConfigError(f"PATH: '{name}' cannot be the name of a model ({fault}): {advice}")
+    elif not name and (reason := no_models.of_sources(folder)):
+        raise ConfigError(f"PATH: '{path}' {reason}")
     return f"{name}={folder}" if name else folder
 
 

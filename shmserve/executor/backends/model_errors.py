@@ -24,7 +24,7 @@ MAX_TEXT = 500
 _OWN = (os.path.dirname(shmserve.__file__) + os.sep, "<frozen importlib")  # files of frames
 _INSTALL = (
     "install its distribution where the server, or the model's own environment, is installed, and"
-    " load the model again"
+    " restart the server or load the model again"
 )
 _TRACEBACK = "Traceback (most recent call last):"
 # The path begins at a word's start (so "and/or" stays) and goes on after the slash

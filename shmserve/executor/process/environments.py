@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import platform
+import shlex
 import sys
 import time
 from contextlib import suppress

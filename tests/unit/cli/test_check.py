@@ -17,9 +17,12 @@ Check = Callable[..., tuple[int, list[str]]]
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Check:
     """Return a function that runs the command in a repository with these files, and returns its
-    status and findings on the repository. `path`: repository below the folder with the files."""
+    status and findings on the repository. `path`: repository below the folder with the files.
+    `given`: paths on the command line."""
 
-    def run(*files: str, path: str = "", load: bool = False, **settings: str) -> Any:
+    def run(
+        *files: str, path: str = "", load: bool = False, given: str = "", **settings: str
+    ) -> Any:
         for file in files:
             (tmp_path / "r" / file).parent.mkdir(parents=True, exist_ok=True)
             custom = file.endswith("model-settings.json")
@@ -27,7 +30,7 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Check
         settings = {"model_repository": str(tmp_path / "r" / path), **settings}
         for name, value in {**settings, "run_dir": str(tmp_path / "run")}.items():
             monkeypatch.setenv(f"SHMSERVE_{name.upper()}", value)
-        status = cli.main(["check", *(["--load"] if load else [])])
+        status = cli.main(["check", *given.split(), *(["--load"] if load else [])])
         lines = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
         return status, [line for line in lines if not line.startswith("ok    memory")][1:]
 
@@ -51,6 +54,7 @@ MLSERVER = (
         ("a/net.pt", "", "move net.pt to 1/model.pt, and write config.pbtxt"),
         ("a/model.pt2", "", "has model.pt2, but no version folder: move model.pt2 to 1/model.pt2"),
         ("a/model.pkl", "", "has model.pkl, but no version folder: move model.pkl to 1/model.pkl"),
+        ("a.py b.py", "", "r has no folder of a model: a.py, b.py lie there: serve one with"),
         ("a/v01/model.py", "", "r/a its folder 'v01' is no version: rename it to '1'"),
         ("a/b/1/model.py", "", "has folders of models (b), and is none: add its path to model_"),
         ("a/model-settings.json a/model.py", "", f"r/a {MLSERVER}"),
@@ -165,6 +169,33 @@ def test_a_models_own_folder_is_told_without_links(check: Check, tmp_path: Path)
     assert (status, lines[0]) == (
         1,
         "FAIL  model m version 1: r/m/model.py, line 3: division by zero",
+    )
+
+
+@pytest.mark.parametrize(("method", "given"), [("setup", True), ("load", True), ("start", False)])
+def test_a_method_that_nobody_calls_before_the_first_request(
+    check: Check, tmp_path: Path, method: str, given: bool
+) -> None:
+    code = f"    def {method}(self): ...\n    def predict(self, x: int) -> int: return x\n"
+    (tmp_path / "r/mine.py").write_text(f"class Mine:\n{code}")
+    (tmp_path / "r/other.py").write_text(f"class Other:\n    def __init__(self): ...\n{code}")
+    both = f"mine={tmp_path}/r/mine.py,other={tmp_path}/r/other.py"
+    status, lines = check(load=True, model_repository=both)
+    note = f"note  model mine version 1: {method} is never called here: name it __init__"
+    assert (status, lines[1 : 1 + given]) == (0, [note] * given)
+    assert [line for line in lines if "never called" in line] == [note] * given
+
+
+def test_paths_as_of_serve(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "r/mine.py").write_text("def mine(x: int) -> int: return x")
+    model_maker(tmp_path / "other")(native("return {}"))
+    status, lines = check(given=f"{tmp_path}/r/mine.py {tmp_path}/other", load=True)
+    assert (status, lines[-2:]) == (
+        0,
+        [
+            "ok    model m version 1: python, 1 instance",
+            "ok    model mine version 1: python, 1 instance",
+        ],
     )
 
 

@@ -90,7 +90,9 @@ def test_show_without_a_server_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     assert cli.main(["show", "models"]) == 2
     words = f"shmserve: no server answers in the run directory {tmp_path}; SHMSERVE_CONFIG or"
-    assert capsys.readouterr().err.startswith(words)
+    text = capsys.readouterr().err
+    assert text.startswith(words)
+    assert text.endswith(", or it is still starting: `shmserve ready --wait 60`\n")
     with pytest.raises(Unavailable):
         show.ask(str(tmp_path), "models")
 

@@ -51,6 +51,29 @@ def test_a_python_file(model: Path) -> None:
         taken(str(other.rename(other.with_name("a%b.py"))))
 
 
+def test_several_paths(model: Path) -> None:
+    one, other = model / "1/model.py", model / "1/other.py"
+    other.touch()
+    settings, sentences = taken(f"first={one} {other} {model.parent} --reload")
+    assert settings.model_repository == (f"first={one}", f"other={other}", str(model.parent))
+    assert sentences == [f"serving model first from {one}", f"serving model other from {other}"]
+
+
+def test_a_folder_of_files_says_how_to_serve_them(tmp_path: Path) -> None:
+    for name in ("predict.py", "upload.py", "README.md", "__pycache__/predict.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    text = (
+        f"PATH: '{tmp_path}' has no folder of a model: predict.py, upload.py lie there: serve one"
+        " with `shmserve serve predict.py`, several with `shmserve serve ONE.py OTHER.py`, or with"
+        ' model_repository = ["predict=predict.py", …]'
+    )
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        taken(str(tmp_path))
+    (tmp_path / "later").mkdir()
+    assert taken(str(tmp_path))[0].model_repository == (str(tmp_path),)
+
+
 @pytest.mark.parametrize("stray", ["old.onnx", "weights.pt", "model.py"])
 def test_a_repository_with_a_stray_file_stays_a_repository(model: Path, stray: str) -> None:
     (model.parent / stray).touch()
@@ -174,9 +197,9 @@ def test_options_of_gunicorn_stand_behind_the_dashes(capsys: pytest.CaptureFixtu
         "--reload",
     ]
     arguments = command_line.parser().parse_args(words)
-    assert (arguments.config, arguments.path, arguments.reload) == ("f", "models", True)
+    assert (arguments.config, arguments.paths, arguments.reload) == ("f", ["models"], True)
     assert arguments.gunicorn == ["--workers", "4", "--", "--reload"]
-    assert command_line.parser().parse_args(["serve", "--", "-w", "4"]).path is None
+    assert command_line.parser().parse_args(["serve", "--", "-w", "4"]).paths == []
     with pytest.raises(SystemExit):
         command_line.parser().parse_args(["serve", "--workers", "4"])
     assert "put gunicorn's options after --" in capsys.readouterr().err

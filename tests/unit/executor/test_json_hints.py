@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -237,6 +238,112 @@ def test_dataclasses_of_pydantics_are_refused(tmp_path: Path, hint: str, field: 
         Asker(tmp_path, code)
 
 
+CHECKED = """
+from typing import Annotated, Generic, NewType, TypeVar
+import annotated_types
+from pydantic import AfterValidator, PositiveInt
+Ten = Annotated[int, Field(ge=1, le=10)]
+class InStruct(msgspec.Struct):
+    size: Ten
+@dataclass
+class InDataclass:
+    size: int = Field(default=1, ge=1)
+class InTyped(TypedDict):
+    structs: list[InStruct]
+class InModel(BaseModel):
+    size: Ten = Field(3)
+T = TypeVar("T")
+class Of(msgspec.Struct, Generic[T]):
+    item: T
+Alias = NewType("Alias", Ten)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            "top_k: Ten = 3",
+            "argument 'top_k': pydantic's Field is not checked here:"
+            " use msgspec.Meta(ge=1, le=10), or a pydantic BaseModel",
+        ),
+        ("a: int, b: int = Field(default=3, gt=0)", "argument 'b': pydantic's Field .*Meta(gt=0)"),
+        ("x: Annotated[int, annotated_types.Ge(1)]", "argument 'x': annotated_types's Ge .*(ge=1)"),
+        ("x: PositiveInt", "argument 'x': annotated_types's Gt "),
+        (
+            "x: list[Annotated[bytes, AfterValidator(len)]]",
+            "pydantic's AfterValidator is not checked here: use msgspec.Meta, or",
+        ),
+        ("x: dict[str, Ten | None]", "argument 'x': pydantic's Field "),
+        ("x: Alias", "argument 'x': pydantic's Field "),
+        ("x: Of[Ten]", "argument 'x': pydantic's Field "),
+        ("x: InStruct", "argument 'x', field 'size': pydantic's Field "),
+        ("x: InDataclass", "argument 'x', field 'size': pydantic's Field .*Meta(ge=1)"),
+        ("x: InTyped", "argument 'x', field 'structs', field 'size': pydantic's Field "),
+    ],
+)
+def test_constraints_that_are_not_checked_are_refused(
+    tmp_path: Path, arguments: str, reason: str
+) -> None:
+    first, *rest = map(re.escape, reason.split(".*"))
+    with pytest.raises(ConfigError, match=".*".join([first, *rest])):
+        Asker(tmp_path, f"{CHECKED}\ndef f({arguments}) -> int: return 1")
+
+
+def test_constraints_that_are_checked(tmp_path: Path) -> None:
+    arguments = "x: Annotated[int, msgspec.Meta(ge=1)], box: InModel = InModel(size=2)"
+    model = Asker(tmp_path, f"{CHECKED}\ndef f({arguments}) -> int: return box.size")
+    assert model.ask({"x": 1}) == 2
+    for body in ({"x": 0}, {"x": 1, "box": {"size": 11}}):
+        with pytest.raises(InvalidArgument, match="1"):
+            model.ask(body)
+
+
+@pytest.mark.parametrize("field", ["bytes", "list[bytes] | None", "Inner"])
+def test_bytes_of_pydantics_models_have_a_form_that_the_model_names(
+    tmp_path: Path, field: str
+) -> None:
+    code = f"""
+    @dataclass
+    class Inner:
+        image: bytes
+    class Body(BaseModel):
+        image: {field}
+    def f(x: int, body: Body) -> int: return 1
+    """
+    where = "in class Inner" if field == "Inner" else "in class Body"
+    reason = rf"'body', field 'image'.*: pydantic's bytes .*ConfigDict\(val_json.* {where}"
+    with pytest.raises(ConfigError, match=reason):
+        Asker(tmp_path, code)
+
+
+def test_bytes_of_pydantics_models_in_base64(tmp_path: Path) -> None:
+    code = """
+    from pydantic import Base64Bytes
+    @dataclass
+    class Inner:
+        __pydantic_config__ = {"val_json_bytes": "base64", "ser_json_bytes": "base64"}
+        image: bytes
+    class Body(BaseModel):
+        model_config = {"val_json_bytes": "base64", **OF_ANSWERS}
+        image: bytes
+        inner: Inner | None = None
+        other: list[Base64Bytes] = []
+    def f(body: Body) -> Body:
+        assert body.inner is None or body.inner.image == b"\\0" * 3
+        return body
+    """
+    with pytest.raises(
+        ConfigError, match=r"the answer, field 'image': .*\(ser_json_bytes=\"base64"
+    ):
+        Asker(tmp_path, code.replace(", **OF_ANSWERS", ""))
+    model = Asker(tmp_path, code.replace("**OF_ANSWERS", '"ser_json_bytes": "base64"'))
+    assert model.ask({"image": "AAAA", "inner": {"image": "AAAA"}})["image"] == "AAAA"
+    assert model.form(("image", b"\0\0\0"))["image"] == "AAAA"
+    with pytest.raises(InvalidArgument, match="valid base64"):
+        model.ask({"image": "?"})
+
+
 def test_a_form_for_an_argument_that_is_the_body(tmp_path: Path) -> None:
     code = """
     class Inner(BaseModel):
@@ -244,6 +351,7 @@ def test_a_form_for_an_argument_that_is_the_body(tmp_path: Path) -> None:
     class Other(BaseModel):
         right: int
     class Body(BaseModel):
+        model_config = {"val_json_bytes": "base64"}
         image: bytes
         size: int = Field(lt=10)
         title: str = Field("", alias="name")
@@ -382,6 +490,31 @@ def test_batches(tmp_path: Path) -> None:
     two = FakeBackendRequest(("json",), json=np.array([[b"{}"], [b"{}"]], object))
     (answer,) = model.backend.execute([two])
     assert "2 bodies: send one" in failure(answer).message
+
+
+def test_a_request_that_a_batched_function_refuses_fails_alone(tmp_path: Path) -> None:
+    code = """
+    from shmserve.errors import InvalidArgument
+    @batched(max_size=8)
+    def f(x: list[int]) -> list[int]:
+        if 99 in x:
+            raise InvalidArgument("99 is too large")
+        if x == [98]:
+            {}[0]
+        return x
+    """
+    model = Asker(tmp_path, code)
+
+    def asked(*values: int) -> list[Any]:
+        bodies = [np.array([[json.dumps({"x": x}).encode()]], object) for x in values]
+        answers = model.backend.execute([FakeBackendRequest(("json",), json=b) for b in bodies])
+        return [
+            a.error.message if a.error else json.loads(arrays(a)["json"][0, 0]) for a in answers
+        ]
+
+    assert asked(1, 99, 2, 98) == [1, "99 is too large", 2, "KeyError: 0"]
+    with pytest.raises(InvalidArgument, match="99"):
+        asked(99)
 
 
 def test_the_request_beside_values(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def test_a_start_with_a_broken_model_tells_where_the_others_are(caplog):
     assert caplog.messages[-1].startswith("all models ready after ")
 
 
+def test_a_start_with_broken_models_alone_does_not_speak_of_others(caplog):
+    StartReport(0.0, HTTP).published(snapshot(failed={"b": "why"}))
+    assert caplog.messages[0].endswith(" s, no model serves: 'b' cannot be served")
+
+
 def test_a_start_without_models_does_not_speak_of_all_models(caplog):
     caplog.set_level("INFO")
     StartReport(0.0, HTTP).published(snapshot())

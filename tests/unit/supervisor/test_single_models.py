@@ -44,6 +44,17 @@ def test_with_and_without_versions(versions: tuple[str, ...], served: str, tmp_p
     assert spec.outputs[0].labels == ("no", "yes")
 
 
+def test_a_configuration_beside_a_file_is_told(tmp_path, caplog) -> None:
+    for name in ("config.pbtxt", "one.py", "alone/two.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    scanned(tmp_path, f"one={tmp_path}/one.py", f"two={tmp_path}/alone/two.py")
+    assert caplog.messages == [
+        "config.pbtxt beside one.py is not read: make a folder with model.py and config.pbtxt,"
+        " and serve that"
+    ]
+
+
 def test_beside_others(tmp_path) -> None:
     make(tmp_path / "repository/other", "1")
     one, two = make(tmp_path / "one"), make(tmp_path / "two", "1")

@@ -19,12 +19,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve.errors import ConfigError, Internal, ShmserveError
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.hinted.array_hints import ArrayCall, has_array
 from shmserve.executor.backends.hinted.json_hints import JsonCall, summary_of
@@ -37,6 +38,7 @@ from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
+_BEGINNINGS = ("setup", "load")  # of LitServe and others
 _HINTS = "the code's type hints"  # source of the configuration, in messages
 
 
@@ -93,7 +95,7 @@ class HintedBatch(HintedModel):
 
     def infer_all(self, requests: Sequence[Any]) -> list[Any]:
         """Return the outputs of each request, or the error of a request that does not fit."""
-        signature, call = self.served.signature, self.served.call
+        call = self.served.call
         results: list[Any] = []
         for request in requests:
             try:
@@ -101,11 +103,26 @@ class HintedBatch(HintedModel):
             except Exception as ex:  # of the hints' own code as well, such as `__post_init__`
                 results.append(without_frames(from_exception(ex, _log, "infer failed")))
         places = [n for n, result in enumerate(results) if isinstance(result, dict)]
+        try:
+            self._answer(results, places)
+        except InvalidArgument:
+            if len(places) == 1:
+                raise
+            for place in places:  # one by one, so that the request at fault fails alone
+                try:
+                    self._answer(results, [place])
+                except (Exception, SystemExit) as ex:
+                    results[place] = without_frames(from_exception(ex, _log, "infer failed"))
+        return results
+
+    def _answer(self, results: list[Any], places: list[int]) -> None:
+        """Put outputs, or an error, in the place of the arguments."""
         if not places:
-            return results
+            return
+        call = self.served.call
         joined = {
             a.name: [results[place].get(a.name, a.default) for place in places]
-            for a in signature.arguments
+            for a in self.served.signature.arguments
         }
         answers = self._predict(**joined)
         if not isinstance(answers, list) or len(answers) != len(places):
@@ -115,7 +132,6 @@ class HintedBatch(HintedModel):
                 results[place] = call.answer(answer)
             except Internal as ex:  # an answer without a JSON form fails alone
                 results[place] = without_frames(ex)
-        return results
 
 
 class ListedDialect(NativeDialect):
@@ -158,6 +174,14 @@ def _call(signature: HintedSignature, target: Any, model: str) -> HintedCall:
     return JsonCall(signature, model, summary_of(target))
 
 
+def _warn_of_other_beginnings(target: Any, model: str) -> None:
+    """Log a method that other servers call before the first request, if a class has no
+    `__init__`."""
+    if isinstance(target, type) and target.__init__ is object.__init__:  # type: ignore[misc]
+        for method in filter(partial(hasattr, target), _BEGINNINGS):
+            _log.warning("model '%s': %s is never called here: name it __init__", model, method)
+
+
 class HintedDialect:
     """Runs a function or class by its type hints; implements the `Dialect` of the python backend.
     Attributes are valid after `start`."""
@@ -180,6 +204,7 @@ class HintedDialect:
             text = ex.message if isinstance(ex, ConfigError) else str(ex)
             where = f"model '{name}': "
             raise ConfigError(where + text.removeprefix(where)) from None
+        _warn_of_other_beginnings(self._target, name)
         inner: type[NativeDialect] = NativeDialect
         base = HintedModel
         if spec.decoupled:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
 from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, set_batching
+from shmserve.executor.backends.hinted.unchecked_hints import refuse_dataclasses, refuse_unchecked
 from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.protocol.decoding import json_decoder
@@ -48,6 +49,7 @@ class JsonCall:
 
     def __init__(self, signature: HintedSignature, model: str, summary: str) -> None:
         signature = self._signature = _of_one_caller(signature) if signature.batching else signature
+        refuse_unchecked(signature)
         self._root = ""  # argument that is the whole body
         if len(signature.arguments) == 1 and _is_object(signature.arguments[0].hint):
             self._root = signature.arguments[0].name
@@ -262,7 +264,7 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
         )
 
     try:
-        _refuse_unchecked(kinds.type_info(kind), set())
+        refuse_dataclasses(kinds.type_info(kind), set())
         _, more = described()
         components = _fill_in(found, template, more)
         (body, given), more = described()
@@ -298,21 +300,6 @@ def _fill_in(
     for (kind, _), schema in found.items():
         schemas[kind] = schema
     return {begin + name: schema for name, schema in definitions.items()}
-
-
-def _refuse_unchecked(info: Any, seen: set[int]) -> None:
-    """Raise ConfigError for a dataclass of pydantic's, whose constraints msgspec does not know."""
-    if isinstance(info, tuple):
-        for member in info:
-            _refuse_unchecked(member, seen)
-    elif isinstance(info, kinds.Type | kinds.Field) and id(info) not in seen:
-        seen.add(id(info))
-        if isinstance(info, kinds.DataclassType) and hasattr(info.cls, "__pydantic_validator__"):
-            raise ConfigError(
-                f"'{info.cls.__name__}' is a dataclass of pydantic's, whose constraints are not"
-                f" checked: write class {info.cls.__name__}(BaseModel)"
-            )
-        _refuse_unchecked(msgspec.structs.astuple(info), seen)
 
 
 def _is_file(kind: kinds.Type) -> bool:
