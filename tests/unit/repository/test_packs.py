@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypa
     folder, lock = acquired(archive(tmp_path / "a.tar.gz", member("x")), root)
     os.close(lock)
     with monkeypatch.context() as patch:
-        patch.setattr(packs.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
         packs.sweep(str(root))
     assert os.path.exists(folder)
     packs.sweep(str(root))
