@@ -117,6 +117,7 @@ def main() -> int:
         log_output.end()  # flushes the model's output first
         print(f"\n{_MARK}{reason}", file=sys.__stdout__, flush=True)
         return 1
+    log_output.end()  # `problem` reads the warnings; `os._exit` would lose them
     return 0
 
 
