@@ -363,6 +363,10 @@ class RunningServer:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
+    def wait_log(self, text: str) -> None:
+        """Wait until the log has the text: processes write their lines a moment later."""
+        wait_until(lambda: text in self.log(), f"the log has {text!r}")
+
     def processes(self) -> dict[int, str]:
         """Return the live processes of this server: pid to title."""
         titles: dict[int, str] = {}

@@ -91,7 +91,7 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
         os.kill(keeper, signal.SIGHUP)
         wait_until(lambda: not set(workers) & set(server.pids("http worker")), "SIGHUP is not")
         os.kill(keeper, signal.SIGUSR1)
-        wait_until(lambda: "Handling signal: usr1" in server.log(), "SIGUSR1 is not")
+        server.wait_log("Handling signal: usr1")
         assert server.pids("master") == [master]
         os.kill(keeper, signal.SIGTERM)
         assert server.master is not None
@@ -139,5 +139,5 @@ def test_a_master_that_is_stopped_is_replaced() -> None:
         os.kill(server.pids("http worker")[0], signal.SIGKILL)
         wait_until(lambda: server.pids("master") not in ([], [first]), "no other master")
         server.wait_ready()
-        assert "the main process gives no sign of life" in server.log()
+        server.wait_log("the main process gives no sign of life")
         assert server.stop() == 0

@@ -101,7 +101,7 @@ def test_a_batch_size_that_nobody_has_set_is_told(server: Server) -> None:
     notes = {row["model"]: row["note"] for row in show.ask(server.run_dir, "models")}
     assert notes["bare"].startswith("max_batch_size 4 is the default for models whose")
     assert notes["sum"] == notes["meeting"] == ""
-    assert f"configuration: {notes['bare']}" in server.log()
+    server.wait_log(f"configuration: {notes['bare']}")
 
 
 def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(

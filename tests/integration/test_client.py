@@ -404,7 +404,7 @@ def test_memory_that_the_service_has_lost(own_server: Server) -> None:
         client.infer("echo", {"IN": x})
         for pid in server.pids("supervisor") + server.pids("coordinator"):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: "could not be found again" in server.log(), "the loss is logged")
+        server.wait_log("could not be found again")
         result = client.infer("echo", {"IN": x}, receipt=True)
         assert result["OUT"].tolist() == x.tolist()
         assert regions_of(server) != []

@@ -117,7 +117,7 @@ def test_models_whose_packages_contradict_each_other(tmp_path: Path) -> None:
         wait_until(lambda: not os.listdir(cache / "environments"), "the pack stays")
         assert server.control("load", "packed")[0] == 200
         assert texts(server, "packed")[0] == "3"
-        assert "requirements.txt wants contradiction==9, which the server does not" in server.log()
+        server.wait_log("requirements.txt wants contradiction==9, which the server does not")
     assert os.listdir(cache / "environments") == []
     assert not (site / "__pycache__").exists()
 
@@ -154,7 +154,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
             wait_until(lambda model=model: server.lives() and reason(server, model), "no reason")  # type: ignore[misc]
             assert text in reason(server, model)
             assert str(tmp_path) not in reason(server, model)
-        assert f"run `shmserve env build {folders['bare']}`" in server.log()
+        server.wait_log(f"run `shmserve env build {folders['bare']}`")
 
 
 @pytest.fixture

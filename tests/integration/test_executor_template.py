@@ -83,7 +83,7 @@ def test_a_killed_template_costs_nobody_anything_and_comes_back(server: Server) 
     after = ask(server, "one")
     assert after[0] != before
     assert after[1] == server.pids("supervisor")[0]
-    assert "reason=signal SIGKILL" in server.log()  # the end of a fork is known as a child's is
+    server.wait_log("reason=signal SIGKILL")  # the end of a fork is known as a child's is
 
 
 def test_a_stopped_template_does_not_keep_executors_from_being_started(server: Server) -> None:

@@ -78,11 +78,11 @@ def test_a_full_run_directory_stops_nobody(tmp_path: Path, run_dir: Path) -> Non
         fill(run_dir)
         os.kill(server.pids("executor")[0], signal.SIGKILL)  # the next ones find no room, and end
         line = "trying again file=registry.msgpack reason=No space left on device"
-        wait_until(lambda: line in server.log(), "the log says it")
+        server.wait_log(line)
         assert server.ready()
         for filling in run_dir.glob("filling*"):
             filling.unlink()
-        wait_until(lambda: "written again file=registry.msgpack" in server.log(), "publication")
+        server.wait_log("written again file=registry.msgpack")
         wait_until(answers, "answers with space")
         assert server.log().count(line) == 1
         assert server.pids("coordinator") == coordinator

@@ -376,7 +376,7 @@ def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
         hold.wait_begun()
         assert server.master is not None
         server.master.send_signal(signal.SIGTERM)
-        wait_until(lambda: "shmserve.grpc: draining" in server.log(), "the drain")
+        server.wait_log("shmserve.grpc: draining")
         hold.let_go()
         assert running.result().outputs
         assert server.stop() == 0

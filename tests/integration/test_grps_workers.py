@@ -96,7 +96,7 @@ def test_errors(frontend: Dispatcher, server: RunningServer) -> None:
         say(frontend, "echo", "raise")
     with pytest.raises(ShmserveError, match="bad words are not echoed"):
         say(frontend, "echo", "bad")
-    wait_until(lambda: "/etc/echo/rules.py" in server.log(), "the log does not have it all")
+    server.wait_log("/etc/echo/rules.py")
 
 
 def test_custom_http(frontend: Dispatcher) -> None:

@@ -100,8 +100,8 @@ def test_who_shows_no_certificate(server: Encrypted) -> None:
     if server.mutual:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             status()
-        wait_until(lambda: "TLS client" in server.log(), "those who show one are named")
-        assert "commonName=client" in server.log()
+        server.wait_log("TLS client")
+        server.wait_log("commonName=client")
     else:
         assert status() == 200
     connection.close()
@@ -159,7 +159,7 @@ def test_who_does_not_shake_hands_holds_nobody(server: Encrypted) -> None:
         with sock:  # the server ends each connection; the watchdog waits for the end
             answer = b"".join(iter(lambda s=sock: _rest(s), b""))  # type: ignore[misc]
             assert answer.startswith(b"HTTP/1.1 400") == (sock is speaks_plainly)
-    wait_until(lambda: "TLS with" in server.log(), "it is told")
+    server.wait_log("TLS with")
 
 
 def _rest(sock: socket.socket) -> bytes:

@@ -109,7 +109,7 @@ def test_a_leaking_model_ends_at_its_bound_and_comes_back(repository: Path, tmp_
         assert server.infer("leaky", REQUEST)[0] == 200
         (row,) = rows(server)
         assert (row["exits"], row["reason"], row["pid"] == pid) == (1, "", False)
-        assert f"stopping instance=leaky/1/0 pid={pid} reason={REASON}" in server.log()
+        server.wait_log(f"stopping instance=leaky/1/0 pid={pid} reason={REASON}")
         events = run_shmserve("show", "events", "--json", environ=server.environ).stdout
         assert REASON in str(events)
 

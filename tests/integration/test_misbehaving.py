@@ -198,7 +198,7 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         status, answer = server.infer("silent", {"inputs": []})
         assert status == 404
         assert json.dumps(answer).find(str(tmp_path)) < 0
-        assert "no weights" in server.log()
+        server.wait_log("no weights")
 
 
 def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
@@ -234,7 +234,7 @@ def test_a_model_that_prints_without_end_leaves_room_in_the_log(tmp_path: Path) 
 
 def test_a_pool_too_small_for_its_processes_is_told_and_not_ready() -> None:
     with Starting(MODELS, pool_bytes=3 << 20) as server:
-        wait_until(lambda: "SHMSERVE_POOL_BYTES to 14680064 or more" in server.log(), "not told")
+        server.wait_log("SHMSERVE_POOL_BYTES to 14680064 or more")
         wait_until(server.lives, "HTTP")
         why = "3072 KiB of shared memory are too little for 7 processes"
 

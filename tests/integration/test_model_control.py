@@ -249,7 +249,7 @@ def test_a_polled_repository_is_followed(repository: Path) -> None:
         shutil.copytree(MODELS / "pair", repository / "pair")
         wait_until(lambda: "pair/1" in index(server, ready=True), "the new model")
         rewrite(repository / "echo/config.pbtxt", "no configuration")
-        wait_until(lambda: "the old model serves on model=echo" in server.log(), "the refusal")
+        server.wait_log("the old model serves on model=echo")
         assert answer(server) == [6, 7], "a change for the worse changes nothing"
         shutil.rmtree(repository / "pair")
         wait_until(lambda: not any(k.startswith("pair/") for k in index(server)), "its end")

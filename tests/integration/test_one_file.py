@@ -59,7 +59,7 @@ def rows_request(rows: list[list[float]]) -> dict[str, Any]:
 
 def test_a_file_on_arrays(tmp_path: Path) -> None:
     with served(one_file(tmp_path / "src", ROWS), "--reload") as server:
-        assert "serving model scaled from" in server.log()
+        server.wait_log("serving model scaled from")
         assert server.get("/v2/models/scaled")[1]["inputs"] == [
             {"name": "rows", "datatype": "FP32", "shape": [-1, 3]}
         ]

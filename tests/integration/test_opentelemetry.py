@@ -174,7 +174,7 @@ def test_requests_over_grpc(server: Server, collector: Collector) -> None:
         answers = method(iter([message, message]), metadata=[("traceparent", parent)], timeout=60)
         assert not any(answer.error_message for answer in answers)
         assert collector.tree(trace, 16)[PARENT] == ["InferRequest"] * 2
-    wait_until(lambda: '"ModelStreamInfer" OK ' in server.log(), "the stream's line")
+    server.wait_log('"ModelStreamInfer" OK ')
 
 
 def test_models_within_a_request(server: Server, collector: Collector) -> None:
@@ -299,10 +299,10 @@ def test_a_collector_that_is_away_for_a_while(server: Server, collector: Collect
     collector.stop()
     trace, parent = begun()
     assert server.infer("echo", GOOD, traceparent=parent)[0] == 200
-    wait_until(lambda: "does not take spans: no answer" in server.log(), "a line of the log")
+    server.wait_log("does not take spans: no answer")
     collector.start()
     assert collector.tree(trace, 8)[PARENT] == ["InferRequest"], "what waited has come"
-    wait_until(lambda: "takes spans again" in server.log(), "another line of the log")
+    server.wait_log("takes spans again")
 
 
 def test_an_exporter_that_is_killed_takes_nothing_but_spans(

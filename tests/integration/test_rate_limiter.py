@@ -135,7 +135,7 @@ def test_while_it_is_off_resources_have_no_effect_and_the_log_says_so(
             threads.submit(ask, server, "alone", f"hold:{holding.path}")
             holding.wait_begun()
             assert ask(server, "batched")[0] == 200
-        assert "instance_group.rate_limiter: no effect (rate_limit is off)" in server.log()
+        server.wait_log("instance_group.rate_limiter: no effect (rate_limit is off)")
         shown = server.get("/v2/models/alone/config")[1]["instance_group"][0]["rate_limiter"]
         resource = {"name": "memory", "global": True, "count": 1}
         assert shown == {"resources": [resource], "priority": 2}

@@ -304,14 +304,14 @@ def test_sigbus_costs_only_the_one_who_caused_it(
 
         asking = [threads.submit(innocent) for _ in range(8)]
         assert cut_meanwhile(server, tmp_path, "touch_pair", "cut", memory) == 400
-        wait_until(lambda: "SIGBUS" in server.log(), "its end")
+        server.wait_log("SIGBUS")
         server.wait_instances()
         time.sleep(0.3)
         done.set()
         for one in asking:
             one.result()
         assert errors == []
-        wait_until(lambda: "region quarantined name=cut uid=" in server.log(), "quarantine")
+        server.wait_log("region quarantined name=cut uid=")
         # From now on the server copies for a user who has truncated once.
         os.truncate(memory.path, 8192)
         client.unregister("cut")
@@ -333,7 +333,7 @@ def test_one_death_has_all_regions_of_its_owner_copied(tmp_path: Path) -> None:
             assert client.infer("touch_pair", ("other", 0), ("other", 0), 4)[0] == 200
         assert client.copied()["in"] == 0
         assert cut_meanwhile(server, tmp_path, "touch_pair", "cut", memory) == 400
-        wait_until(lambda: "its owner's regions are copied" in server.log(), "a strike")
+        server.wait_log("its owner's regions are copied")
         server.wait_instances()
         before = server.pids("executor")
         for _ in range(4):

@@ -98,7 +98,7 @@ def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
     with service(store, folder, **settings) as server:
         assert result(server, "add") == 101
         wait_until(lambda: "reason" in index(server)["add"], "it is told")
-        wait_until(lambda: "not fetched: s3://models/prod" in server.log(), "it is logged")
+        server.wait_log("not fetched: s3://models/prod")
         store.start()
         wait_until(lambda: "reason" not in index(server)["add"], "it was reached")
         assert server.control("load", "new") == (200, None)

@@ -74,8 +74,8 @@ def test_a_model_is_written_while_the_server_runs(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     repository.mkdir()
     with served(repository, "--reload") as server:
-        assert "PATH replaces model_repository = " in server.log()
-        assert "watching 0 models" in server.log()
+        server.wait_log("PATH replaces model_repository = ")
+        server.wait_log("watching 0 models")
         editor = Editor(server, repository / "m")
         (repository / "m/1").mkdir(parents=True)
         (repository / "m/config.pbtxt").write_text(CONFIG)
@@ -104,7 +104,7 @@ def test_a_model_is_written_while_the_server_runs(tmp_path: Path) -> None:
         reads = f"open({str(repository / 'm/1/weights')!r}).read()"
         editor.save("1/model.py", MODEL.replace("= 1", f"= int({reads})"), 6)
         editor.save("1/weights", "7", 7)
-        assert "model loaded model=m seconds=" in server.log()
+        server.wait_log("model loaded model=m seconds=")
 
 
 def write_in_steps(editor: Editor, end: str) -> None:
@@ -126,8 +126,8 @@ def test_a_folder_of_one_model_without_versions(tmp_path: Path) -> None:
     (folder / "config.pbtxt").write_text(CONFIG)
     (folder / "model.py").write_text("=" + MODEL)
     with served(folder, "--reload", kind=Starting) as server:
-        wait_until(lambda: "SyntaxError" in server.log(), "the error at the start")
-        assert f'File "{folder}/model.py", line 1\n' in server.log()
+        server.wait_log("SyntaxError")
+        server.wait_log(f'File "{folder}/model.py", line 1\n')
         editor = Editor(server, folder)
         by_context = MODEL.replace("= 1", "= int(context.spec.parameters.get('factor', 1))")
         editor.save("model.py", by_context, 1)

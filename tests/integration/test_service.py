@@ -63,9 +63,9 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
     with Server(environ=environ, **SETTINGS) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
-        wait_until(lambda: "try: curl http://127.0.0.1:" in server.log(), "no greeting")
-        assert "all models ready after " in server.log()
-        assert f"HTTP: {server.base_url} unix:{server.unix_path}, gRPC: none" in server.log()
+        server.wait_log("try: curl http://127.0.0.1:")
+        server.wait_log("all models ready after ")
+        server.wait_log(f"HTTP: {server.base_url} unix:{server.unix_path}, gRPC: none")
         assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
         hear(manager, "WATCHDOG=1")
         for pid in server.pids("executor"):  # a model's library must not speak for the service
@@ -94,10 +94,10 @@ def test_a_start_without_models_says_what_the_repository_has_instead(tmp_path):
     (tmp_path / "models/a").mkdir(parents=True)
     (tmp_path / "models/a/model.py").touch()
     with Server(tmp_path / "models", grpc_processes=0) as server:
-        wait_until(lambda: "models: none" in server.log(), "no greeting")
+        server.wait_log("models: none")
         folder = f"{tmp_path}/models/a has model.py, but no version folder"
-        assert f"model_repository has no model; {folder}: move model.py to 1/model" in server.log()
-        assert " s, without a model" in server.log()
+        server.wait_log(f"model_repository has no model; {folder}: move model.py to 1/model")
+        server.wait_log(" s, without a model")
 
 
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
@@ -241,7 +241,7 @@ def test_a_limit_on_files_is_a_limit_on_tensors() -> None:
         assert server.infer("identity", {"inputs": [tensor]})[0] == 200
         large = {**tensor, "shape": [2 << 20], "data": [0] * (2 << 20)}
         assert server.infer("identity", {"inputs": [large]})[0] == 503
-        assert "files, and so tensors, may have 4 MiB at most" in server.log()
+        server.wait_log("files, and so tensors, may have 4 MiB at most")
     assert server.leaks() == []
 
 

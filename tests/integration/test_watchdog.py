@@ -66,6 +66,6 @@ def test_a_service_whose_run_directory_was_emptied_ends_and_another_can_begin():
             return server.master.poll() is not None and not server.processes()
 
         wait_until(ended, "the service's end")
-        assert "run_dir: its files have been removed" in server.log()
+        server.wait_log("run_dir: its files have been removed")
         assert seen <= supervisors
         server.start()
