@@ -11,6 +11,7 @@ The server's own 503 means that nothing of the request has run. If a request had
 its result was lost, the status is 502.
 """
 
+import errno
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -212,6 +213,7 @@ class PeerDied(ShmserveError):
     code = Code.UNAVAILABLE
 
 
+GENERIC = "internal server error"
 # Answer of a process that is ending to new requests. Requests in progress are finished.
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -222,6 +224,15 @@ _BY_CODE: dict[Code, type[ShmserveError]] = {
         *(Unavailable, Unimplemented, ResourceExhausted, DeadlineExceeded, WorkLost),
     )
 }
+
+
+def of_exception(ex: Exception) -> ShmserveError:
+    """Return an exception as an error for clients, who learn nothing of a bug."""
+    if isinstance(ex, ShmserveError):
+        return ex
+    if isinstance(ex, MemoryError) or (isinstance(ex, OSError) and ex.errno == errno.ENOMEM):
+        return WorkLost("the server ran out of memory while it had the request")
+    return Internal(GENERIC)
 
 
 def from_code(code: Code, message: str) -> ShmserveError:

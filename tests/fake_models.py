@@ -46,6 +46,8 @@ def failing(request: FakeRequest) -> Outcome:
         return Outcome()
     if first == 5:
         raise RuntimeError("a secret of /the/server")
+    if first == 6:
+        raise MemoryError
     return identity(request)
 
 

@@ -231,15 +231,19 @@ class Hub:
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """Run a function in a greenlet at once. Return when the greenlet first waits, or when the
-        function ends."""
-        if self._resting:
-            worker = self._resting.pop()
-        else:
-            worker = greenlet(self._run_all, self._main)
-            self._living.add(worker)
-            # up to its first wait for work: a greenlet keeps the arguments of its start alive
-            worker.switch()
-        worker.switch((run, args))
+        function ends. Raise SystemExit, which ends the process, if there is no memory for a
+        greenlet: the function may hold places that nothing else would give back."""
+        try:
+            if self._resting:
+                worker = self._resting.pop()
+            else:
+                worker = greenlet(self._run_all, self._main)
+                self._living.add(worker)
+                # up to its first wait for work: a greenlet keeps the arguments of its start alive
+                worker.switch()
+            worker.switch((run, args))
+        except MemoryError:
+            raise SystemExit("no memory is left for a greenlet") from None
 
     @property
     def is_busy(self) -> bool:

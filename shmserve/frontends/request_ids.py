@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from shmserve.errors import Code, ModelFailure, ShmserveError
+from shmserve.errors import GENERIC, Code, ModelFailure, of_exception
 from shmserve.log_fields import log_fields
 
 HEADER = "X-Request-ID"
@@ -50,14 +50,12 @@ def traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 def log_failure(log: logging.Logger, what: str, request: str, error: Exception) -> None:
     """Log one line if the failure is the server's own (status 5xx), with the traceback if the
     cause is a bug."""
-    own_error = error if isinstance(error, ShmserveError) else None
-    status = 500 if own_error is None else own_error.http_status
+    shown = of_exception(error)
+    status = shown.http_status
     if status < 500:
         return
-    defect = own_error is None or (
-        own_error.code is Code.INTERNAL and not isinstance(own_error, ModelFailure)
-    )
-    text = "unexpected error" if own_error is None else _printable(own_error.message)
+    defect = shown.code is Code.INTERNAL and not isinstance(shown, ModelFailure)
+    text = "unexpected error" if shown.message == GENERIC else _printable(shown.message)
     log.log(
         logging.ERROR if defect else logging.WARNING,
         "%s failed",

@@ -358,16 +358,15 @@ class Trial:
     def _left(self) -> list[str]:
         """Return what is left over of the load and of replaced processes."""
         server, left = self.server, []
-        for what, gone in (
-            ("slots in use", lambda: slots(server) == 0),
-            ("processes", lambda: roles(server) == WHOLE),
-            ("descriptors", lambda: not self._more_fds()),
+        for what, gone, found in (
+            ("slots in use", lambda: slots(server) == 0, lambda: server.show("slots")[:3]),
+            ("processes", lambda: roles(server) == WHOLE, lambda: dict(roles(server) - WHOLE)),
+            ("descriptors", lambda: not self._more_fds(), self._more_fds),
         ):
             try:
                 wait_until(gone, what, LEFT_S)
             except TimeoutError:
-                found = self._more_fds() if what == "descriptors" else roles(server) - WHOLE
-                left.append(f"{what}: {dict(found)}")
+                left.append(f"{what}: {found()}")
         serving = os.path.basename(rundir.serving(server.run_dir))
         generations = set(rundir.generations(server.run_dir)) - {serving}
         return [*left, *segments_left(), *generations]

@@ -5,14 +5,13 @@ from collections.abc import Iterable
 
 import grpc
 
-from shmserve.errors import Internal, ShmserveError
+from shmserve.errors import GENERIC, ShmserveError, of_exception
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.request_ids import log_failure, traceparent
 from shmserve.protocol.control.span_messages import Attribute
 
 _log = logging.getLogger("shmserve.grpc")
 
-_GENERIC = "internal server error"
 # Details travel percent-encoded in the trailers, for which clients allow 8 KiB by default.
 _MAX_DETAILS = 2000  # bytes; percent-encoding may triple each byte
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -25,7 +24,7 @@ def status_of(error: ShmserveError) -> grpc.StatusCode:
 
 def details_of(error: ShmserveError) -> str:
     """Return an error's text for the client, cut to a length that every client can receive."""
-    text = error.message or _GENERIC
+    text = error.message or GENERIC
     data = text.encode(errors="replace")
     if len(data) <= _MAX_DETAILS:
         return data.decode()
@@ -36,7 +35,7 @@ def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
     """Turn an exception of the request with this id into an error for the client, and log the
     failure. The text of a bug goes only to the log."""
     log_failure(_log, what, request, ex)
-    return ex if isinstance(ex, ShmserveError) else Internal(_GENERIC)
+    return of_exception(ex)
 
 
 def trace_refused(

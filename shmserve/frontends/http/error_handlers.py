@@ -8,7 +8,14 @@ import falcon
 import msgspec
 from falcon import Request, Response
 
-from shmserve.errors import ShmserveError, Unauthenticated, Unavailable, UnsupportedEncoding
+from shmserve.errors import (
+    GENERIC,
+    ShmserveError,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedEncoding,
+    of_exception,
+)
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.span_messages import Attribute
@@ -17,7 +24,6 @@ log = logging.getLogger("shmserve.http")
 
 _encode = msgspec.json.Encoder().encode
 _CHALLENGE = 'Bearer realm="shmserve"'
-_GENERIC = "internal server error"
 
 
 class ErrorHandlers:
@@ -67,12 +73,13 @@ class ErrorHandlers:
         self, req: Request, resp: Response, ex: Exception, params: dict[str, Any]
     ) -> None:
         """Answer 500 for a bug: the client learns no details, the log gets the exception."""
-        request = self._answer(req, resp, 500, _GENERIC)
+        error = of_exception(ex)
+        request = self._answer(req, resp, error.http_status, error.message)
         request_ids.log_failure(log, f"{req.method} {req.path}", request, ex)
 
     def _answer(self, req: Request, resp: Response, status: int, message: str) -> str:
         """Fill the response. Return the request's id, which is also in the response."""
-        message = message or _GENERIC
+        message = message or GENERIC
         request = request_ids.request_id(req.env.get(request_ids.IN_ENVIRON))
         resp.set_header(request_ids.HEADER, request)
         resp.status = status

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from shmserve.dispatch.outcome import Outcome, OutputTensor
-from shmserve.errors import Code, InvalidArgument, ModelFailure, ShmserveError
+from shmserve.errors import GENERIC, Code, InvalidArgument, ModelFailure, of_exception
 from shmserve.grps.frontend.payloads import DTYPES, OUTPUT
 from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.grps_message import (
@@ -25,18 +25,15 @@ from shmserve.tensor.dtypes import DATATYPES
 
 log = logging.getLogger(__name__)
 
-GENERIC = "internal server error"
 _TEXTS = ("str_data", "bin_data")
 
 
 def refusal(ex: Exception, what: str) -> GrpsMessage:
     """Return the answer to a failed request. An unexpected error's text goes to the log only."""
-    if not isinstance(ex, ShmserveError):
-        log.error("unexpected error in %s", what, exc_info=ex)
-        return failure(GENERIC)
-    if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
+    error = of_exception(ex)
+    if error.code is Code.INTERNAL and not isinstance(error, ModelFailure):
         log.error("%s failed", what, exc_info=ex)
-    return failure(ex.message or GENERIC, ex.http_status)
+    return failure(error.message or GENERIC, error.http_status)
 
 
 def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMessage:

@@ -94,9 +94,16 @@ def test_failures_are_short_text() -> None:
     def defect(request: Any) -> Any:
         raise RuntimeError("/home/secret")
 
-    for run, text in ((models.refusing, "the model said no"), (defect, "internal server error")):
+    def without_memory(request: Any) -> Any:
+        raise MemoryError
+
+    for run, status, text in (
+        (models.refusing, 500, "the model said no"),
+        (defect, 500, "internal server error"),
+        (without_memory, 502, "the server ran out of memory while it had the request"),
+    ):
         answer = chat(run).client.simulate_post("/v1/chat", body=b"x")
-        assert (answer.status_code, answer.text) == (500, text)
+        assert (answer.status_code, answer.text) == (status, text)
         assert answer.headers["content-type"].startswith("text/plain")
 
 

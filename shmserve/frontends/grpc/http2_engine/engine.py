@@ -4,6 +4,7 @@ import logging
 import random
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -51,7 +52,9 @@ class Http2Engine:
         self._acceptor.listen(sock, partial(self._connect, certificates))
         return f"unix:{name}" if isinstance(name, str) else f"{name[0]}:{name[1]}"
 
-    def start(self) -> None:
+    def start(self, failed: Callable[[], object] = lambda: None) -> None:
+        """Serve. `failed`: called when an error has ended the loop."""
+        self._failed = failed
         self._thread.start()
 
     def stop(self, grace: float | None) -> threading.Event:
@@ -78,6 +81,9 @@ class Http2Engine:
     def _run(self) -> None:
         try:
             self._loop.run(self._sweep)
+        except BaseException:
+            _log.critical("the loop has failed", exc_info=True)
+            self._failed()
         finally:
             self._serving.growth.shutdown(wait=False)
             self._ended.set()

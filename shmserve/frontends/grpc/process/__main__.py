@@ -83,7 +83,7 @@ def _serve(
         return 1
     try:
         dispatcher.start()
-        server.start()
+        server.start(_fail)
         gc.collect()
         gc.freeze()  # modules and handlers live as long as the process
         beating = (server, listening, stop, period_s(settings.watchdog_s))
@@ -96,6 +96,14 @@ def _serve(
         listening.close()
         dispatcher.close()
     return 0
+
+
+def _fail() -> None:
+    """End at once: nothing is served any more, and a successor starts soon."""
+    try:
+        log_output.end()
+    finally:
+        os._exit(1)
 
 
 def _await_turn(fd: int, stop: threading.Event) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from google.protobuf.message_factory import GetMessageClass
@@ -99,8 +99,9 @@ class GrpcServer:
             services.add(*self._reflection_handlers([*services.added]))
         self.server = Http2Engine(services.added, settings, loop)
 
-    def start(self) -> None:
-        self.server.start()
+    def start(self, failed: Callable[[], object] = lambda: None) -> None:
+        """Serve. `failed`: called when an error has ended the loop of the connections."""
+        self.server.start(failed)
 
     def drain(self, limit_s: float) -> None:
         """Report "not ready", refuse new calls, finish accepted calls, and stop. Streams and

@@ -29,7 +29,7 @@ from shmserve.frontends.http.routes.inference.infer_body import client_of
 from shmserve.frontends.http.server.header_fields import underscored
 from shmserve.frontends.http.server.response import send_chunks
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
-from shmserve.grps.frontend.answers import GENERIC, refusal
+from shmserve.grps.frontend.answers import refusal
 from shmserve.grps.frontend.exchange import Exchange, options_of
 from shmserve.grps.frontend.grps_service import Grps
 from shmserve.grps.frontend.http.http_answers import guarded
@@ -183,7 +183,7 @@ def _answer_stream(req: Request, resp: Response, exchange: Exchange) -> None:
 
 def _failure_text(ex: Exception, what: str) -> bytes:
     status = refusal(ex, what).status
-    return (status.msg if status is not None else GENERIC).encode()
+    return (status.msg if status is not None else errors.GENERIC).encode()
 
 
 def _body(outcome: Outcome) -> bytes:

@@ -273,6 +273,8 @@ def test_failures_of_models(rig: Rig, caplog) -> None:
     assert rig.client.infer(request(np.float32([3]), "failing")).outputs == []  # type: ignore[arg-type]
     with caplog.at_level(logging.CRITICAL):
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
+    lacking = "the server ran out of memory while it had the request"
+    assert fail(6) == ("ABORTED", lacking)
 
 
 def test_a_failure_is_one_line_with_an_id_that_the_client_has(rig: Rig, caplog) -> None:

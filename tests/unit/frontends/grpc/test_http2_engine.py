@@ -1,9 +1,12 @@
 """The HTTP/2 engine alone: identity of callers, refusals, and shutdown."""
 
 import gzip
+import logging
 import os
+import threading
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,7 +17,8 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
 from shmserve.frontends.grpc import handlers
-from shmserve.frontends.grpc.http2_engine.engine import caller_by_socket
+from shmserve.frontends.grpc.http2_engine.engine import Http2Engine, caller_by_socket
+from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
 from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
@@ -57,6 +61,22 @@ def test_callers_are_known_by_their_socket(tmp_path, kind: str) -> None:
         served.close()
     (seen,) = callers
     assert (seen.uid, seen.pid) == (os.geteuid(), os.getpid() if kind == "unix" else 0)
+
+
+def test_without_memory_for_greenlets_the_server_fails_as_a_whole(monkeypatch, caplog) -> None:
+    """Else calls would keep the places and slots of runs that never began."""
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("shmserve.frontends.hub.greenlet", no_memory)
+    loop, failed = EventLoop(1), threading.Event()
+    engine = Http2Engine({}, Settings(), loop)
+    with caplog.at_level(logging.CRITICAL):
+        engine.start(failed.set)
+        loop.post(partial(loop.enter, print))
+        assert failed.wait(WATCHDOG_S)
+    assert "no memory is left for a greenlet" in caplog.text
 
 
 @pytest.mark.parametrize(

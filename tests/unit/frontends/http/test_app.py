@@ -143,6 +143,12 @@ def test_unexpected_errors_show_nothing(client: Client, caplog) -> None:
     assert "a secret of" in caplog.text
 
 
+def test_a_lack_of_memory_is_no_bug(client: Client, caplog) -> None:
+    answer = client.infer({"inputs": [as_json([6])]}, "/v2/models/failing/infer")
+    assert error_of(answer, 502) == "the server ran out of memory while it had the request"
+    assert [(r.levelname, r.exc_info) for r in caplog.records] == [("WARNING", None)]
+
+
 def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog) -> None:
     path = "/v2/models/failing/infer"
     answer = client.infer({"inputs": [as_json([1])]}, path, headers={"X-Request-ID": "mine-7"})
