@@ -128,13 +128,13 @@ def _lacking(path: str) -> str:
     options of pip, paths and addresses: nothing here tells whether they are met."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            text = re.sub(r"\\\n", " ", file.read())
+            text = file.read().replace("\\\n", "")
     except OSError:
         return ""
     from packaging.requirements import Requirement  # not in environments
 
     for line in text.splitlines():
-        line = _REMARK.sub("", line).strip()
+        line = " ".join(_REMARK.sub("", line).split())
         try:
             wanted = Requirement(line)
             if wanted.marker is not None and not wanted.marker.evaluate():
