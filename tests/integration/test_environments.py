@@ -134,7 +134,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
     (folders["gone"] / ".venv" / "bin" / "python").symlink_to("/no/such/python")
     fake_python(folders["alien"] / ".venv", "")
     (folders["alien"] / ".venv" / "bin" / "python").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(99))
-    crash = "echo \"$0: libpython3.11.so.1.0: cannot open\" >&2; exit 127"
+    crash = 'echo "$0: libpython3.11.so.1.0: cannot open" >&2; exit 127'
     fake_python(folders["crash"] / ".venv", crash)
     (folders["file"] / ".venv").write_text("elsewhere")
     (tmp_path / "models" / "data" / "1").mkdir(parents=True)

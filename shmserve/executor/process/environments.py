@@ -141,11 +141,12 @@ def _lacking(path: str) -> str:
                 continue
             told = wanted.name if wanted.url else line  # addresses may hold a password
             found = metadata.version(wanted.name)
-            if not wanted.specifier.contains(found, prereleases=True):
+            # half-removed packages have no version
+            if found and not wanted.specifier.contains(found, prereleases=True):
                 return f"{told}, and the server has {found}"
         except metadata.PackageNotFoundError:
             return f"{told}, which the server does not have"
-        except (ValueError, TypeError):  # no requirement of the standard, or no version installed
+        except ValueError:  # no requirement, or no version, of the standard
             continue
     return ""
 

@@ -10,7 +10,9 @@ from shmserve import cli
 from tests.environments import fake_python
 
 
-def test_a_second_build_of_a_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_build_of_a_folder_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Each build ends with the removal of other unfinished folders."""
     folder = tmp_path / "m"
     folder.mkdir()

@@ -101,8 +101,8 @@ def test_a_package_without_a_version_is_not_compared(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("script", "fault"),
     [
-        ("printf 'Some error: no codec\n\nCurrent thread:\n  <no frame>\n' >&2; exit 1", "1: Some error: no codec"),
-        ("printf 'what\n\001last\377\n' >&2; exit 2", "2: last\ufffd"),
+        (r"printf 'An error: why\n\nThread:\n <no frame>\n' >&2; exit 1", "1: An error: why"),
+        (r"printf 'what\n\001last\377\n' >&2; exit 2", "2: last�"),
         ("exit 3", "3"),
         ("head -c 99999 /dev/zero | tr '\\0' x >&2; exit 4", "4: " + "x" * 499 + "…"),
         ("kill -9 $$", ""),

@@ -32,7 +32,11 @@ def test_a_tokenizer_without_a_limit_leaves_it_to_the_model() -> None:
     tokenizer, failure = Tokenizer(), IndexError("index out of range in self")
     tokenizer.model_max_length = int(1e30)  # of transformers, for an unknown limit
     config = SimpleNamespace(max_position_embeddings=4)
-    for modules, limit in ((positions_with(None), 4), (positions_with(0), 3), (positions_with(1), 2)):
+    for modules, limit in (
+        (positions_with(None), 4),
+        (positions_with(0), 3),
+        (positions_with(1), 2),
+    ):
         model = SimpleNamespace(config=config, modules=modules)
         pipeline = SimpleNamespace(tokenizer=tokenizer, model=model)
         assert _refusal(pipeline, ["a " * limit], failure) == ""

@@ -125,7 +125,9 @@ def _limit(pipeline: Any) -> int:
     behind the padding's."""
     limits = [pipeline.tokenizer.model_max_length]
     if positions := getattr(pipeline.model.config, "max_position_embeddings", None):
-        tables = (getattr(module, "position_embeddings", None) for module in pipeline.model.modules())
+        tables = (
+            getattr(module, "position_embeddings", None) for module in pipeline.model.modules()
+        )
         paddings = (getattr(table, "padding_idx", None) for table in tables)
         limits.append(positions - max((n + 1 for n in paddings if n is not None), default=0))
     return int(min(filter(None, limits)))
