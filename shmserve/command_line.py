@@ -24,8 +24,8 @@ ERROR = 2  # exit status of a failed command; 1: the command ran and the answer 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that prints a single line for an error, without the usage. `takes_tail`: words behind
-    ``--`` are options for gunicorn."""
+    """Parser that prints a single line for an error, without the usage. Paths may stand anywhere
+    between options. `takes_tail`: words behind ``--`` are options for gunicorn."""
 
     takes_tail = False
 
@@ -33,10 +33,13 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
-        if not self.takes_tail:
-            return super().parse_known_args(words, namespace)
-        end = words.index("--") if "--" in words else len(words)
+        end = words.index("--") if self.takes_tail and "--" in words else len(words)
         parsed, unknown = super().parse_known_args(words[:end], namespace)
+        if hasattr(parsed, "paths") and not any(word.startswith("-") for word in unknown):
+            # argparse fills a list from one run of words, and leaves over the next runs
+            parsed.paths, unknown = [*parsed.paths, *unknown], []
+        if not self.takes_tail:
+            return parsed, unknown
         if unknown:
             self.error(f"unknown: {' '.join(unknown)}; put gunicorn's options after --")
         parsed.gunicorn = words[end + 1 :]

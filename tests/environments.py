@@ -9,8 +9,9 @@ from pathlib import Path
 
 from shmserve.executor.process import environment_start
 
-# A pack's own program, as conda-pack writes it
+# A pack's own program, as conda-pack writes it, with a module beside it
 CONDA_UNPACK = """#!/usr/bin/env python
+from conda_unpack_progress import progressbar
 import os, sys
 with open(os.path.join(sys.prefix, "unpacked_at"), "w") as file:
     file.write(sys.prefix)
@@ -45,6 +46,7 @@ def pack(place: Path, version: str) -> Path:
     """Make the archive `place` of an environment, as conda-pack does."""
     folder = environment(place.parent / f"{place.name}-content", version, copies=True)
     (folder / "bin" / "conda-unpack").write_text(CONDA_UNPACK)
+    (folder / "bin" / "conda_unpack_progress.py").write_text("progressbar = None\n")
     with tarfile.open(place, "w:gz", compresslevel=1) as archive:
         for name in os.listdir(folder):
             archive.add(folder / name, name)

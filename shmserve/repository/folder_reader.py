@@ -11,14 +11,16 @@ from typing import Any
 
 from shmserve import extensions
 from shmserve.errors import ConfigError
-from shmserve.protocol.triton_config import backend_kinds, document
+from shmserve.protocol.triton_config import document
 from shmserve.protocol.triton_config.backend_kinds import (
+    BUILT_IN,
     ENSEMBLE,
     EXPORTED,
     MODEL_FILE_IN_FOLDER,
     ONNXRUNTIME,
     PYTHON,
     PYTORCH,
+    RUNTIMES,
     BackendKind,
 )
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
@@ -102,8 +104,14 @@ class FolderReader:
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
         """Return the reason, for clients, why a version cannot be served, or ""."""
+        folder = version_folder(directory, str(version))
+        if folder == directory and self.kind.name in BUILT_IN.keys() - RUNTIMES.keys():
+            return (
+                f"version {version}: backend '{self.kind.name}' needs a version folder, and beside"
+                f" {mlserver_settings.FILE} none counts: name another backend, or remove this file"
+            )
         file = self.model_file(directory, str(version), config.model_file)
-        path = os.path.join(version_folder(directory, str(version)), file)
+        path = os.path.join(folder, file)
         if os.path.isdir(path):  # a model in several files, of which this is the main file
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         if not os.path.isfile(path):
@@ -158,9 +166,9 @@ class PytorchReader(FolderReader):
 
 
 ensemble = EnsembleReader(ENSEMBLE)
-python = FolderReader(backend_kinds.BUILT_IN[PYTHON])
-onnxruntime = FolderReader(backend_kinds.BUILT_IN[ONNXRUNTIME])
-pytorch = PytorchReader(backend_kinds.BUILT_IN[PYTORCH])
+python = FolderReader(BUILT_IN[PYTHON])
+onnxruntime = FolderReader(BUILT_IN[ONNXRUNTIME])
+pytorch = PytorchReader(BUILT_IN[PYTORCH])
 
 
 def readers() -> dict[str, FolderReader]:

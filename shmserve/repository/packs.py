@@ -141,7 +141,8 @@ def _relocate(folder: str, until: float) -> None:
         python = os.path.join(folder, "bin", "python")
         try:
             done = subprocess.run(
-                [python, "-I", script],
+                # not -I: the script imports conda_unpack_progress.py, which lies beside it
+                [python, "-E", "-s", "-B", script],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",

@@ -125,7 +125,8 @@ def test_models_whose_packages_contradict_each_other(tmp_path: Path) -> None:
 def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> None:
     make = model_maker(tmp_path / "models")
     folders = {
-        name: Path(make(MODEL, CONFIG, name)) for name in ("old", "bare", "gone", "alien", "file")
+        name: Path(make(MODEL, CONFIG, name))
+        for name in ("old", "bare", "gone", "alien", "crash", "file")
     }
     fake_python(folders["old"] / ".venv", OLD)
     environment(folders["bare"] / ".venv", "2", packages=False)
@@ -133,6 +134,8 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
     (folders["gone"] / ".venv" / "bin" / "python").symlink_to("/no/such/python")
     fake_python(folders["alien"] / ".venv", "")
     (folders["alien"] / ".venv" / "bin" / "python").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(99))
+    crash = 'echo "$0: libpython3.11.so.1.0: cannot open" >&2; exit 127'
+    fake_python(folders["crash"] / ".venv", crash)
     (folders["file"] / ".venv").write_text("elsewhere")
     (tmp_path / "models" / "data" / "1").mkdir(parents=True)
     (tmp_path / "models" / "data" / "1" / "model.joblib").touch()
@@ -144,6 +147,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
         "bare": "it has no msgspec (msgspec>=0.20 is needed): run `shmserve env build <path>",
         "gone": "its interpreter bin/python, or what bin/python leads to, is missing",
         "alien": "its interpreter bin/python is not for this machine",
+        "crash": "bin/python ends with status 127: <path>: <file>: cannot open: run `shmserve env",
         "file": ".venv cannot be used: it is no folder: run `shmserve env build",
         "data": ".venv brings code: the setting allow_model_code must be true",
         "broken": "parameters.EXECUTION_ENV_PATH cannot be used: the pack is not an archive of tar",
@@ -155,6 +159,7 @@ def test_environments_that_cannot_run_executors_are_refused(tmp_path: Path) -> N
             assert text in reason(server, model)
             assert str(tmp_path) not in reason(server, model)
         server.wait_log(f"run `shmserve env build {folders['bare']}`")
+        server.wait_log("bin/python: libpython3.11.so.1.0: cannot open")
 
 
 @pytest.fixture

@@ -38,8 +38,13 @@ def saved_in(folder: Path, kind: str) -> Path:
         )
     else:
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = transformers.BertConfig(
-            vocab_size=6, intermediate_size=8, max_position_embeddings=16, **sizes
+        family = "Roberta" if kind.startswith("Roberta") else "Bert"
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=6,
+            intermediate_size=8,
+            max_position_embeddings=16,
+            **sizes,
+            **({"pad_token_id": 1} if family == "Roberta" else {}),
         )
     model = getattr(transformers, kind)(config)
     if kind.startswith("GPT2"):
@@ -129,6 +134,13 @@ def refusal(directory: str, *texts: str) -> str:
 def test_a_text_of_too_many_tokens_is_refused(tmp_path: Path, saved: Path) -> None:
     message = refusal(folder(tmp_path, saved), "good day", "day " * 17)
     assert message == "input 'args': text 1 has 17 tokens, and the model takes at most 16"
+
+
+def test_positions_of_the_padding_do_not_count(tmp_path: Path) -> None:
+    """RoBERTa's first position is behind that of its padding token, here 1."""
+    saved = saved_in(tmp_path / "saved", "RobertaForSequenceClassification")
+    message = refusal(folder(tmp_path, saved), "day " * 14, "day " * 15)
+    assert message == "input 'args': text 1 has 15 tokens, and the model takes at most 14"
 
 
 def test_tokens_that_a_model_adds_count_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -21,6 +22,7 @@ from shmserve import config
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor.process import environments
+from shmserve.executor.process.environments import Environment
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
@@ -34,8 +36,24 @@ _MOST_FILES, _MOST_CAUSES = 100, 10
 def problem(instance: Instance, settings: Settings) -> tuple[str, list[str]]:
     """Return the reason why a model cannot be loaded, or "", and the warnings of the load. Raise
     ConfigError if the model's own environment cannot be used."""
-    command, lock = [sys.executable, "-m", _MODULE], -1
     environment = environments.choose(instance, settings.allow_model_code)
+    if environment is None or not environment.is_pack:
+        return _tried(instance, environment, settings)
+    try:
+        # The service's folder of packs is no place for another user, such as root: the service
+        # could not use what that user makes, and that user must not run what the service has made
+        with TemporaryDirectory(prefix="shmserve-") as folder:
+            apart = msgspec.structs.replace(settings, repository_cache_dir=folder)
+            return _tried(instance, environment, apart)
+    except OSError as ex:
+        fault = f"no temporary folder (TMPDIR) for the pack: {ex.strerror}"
+        raise environments.refusal(instance.spec.name, environment, fault) from None
+
+
+def _tried(
+    instance: Instance, environment: Environment | None, settings: Settings
+) -> tuple[str, list[str]]:
+    command, lock = [sys.executable, "-m", _MODULE], -1
     timeout_s = settings.load_timeout_s
     try:
         if environment is not None:

@@ -7,12 +7,14 @@ The command removes older folders.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from shmserve.errors import ConfigError
 from shmserve.executor.process import environment_start, environments
@@ -33,21 +35,42 @@ def main(arguments: argparse.Namespace) -> int:
     if _run([arguments.python, "-I", "-c", _OLD.format(oldest)]):
         version = ".".join(map(str, oldest))
         raise ConfigError(f"{arguments.python} cannot be used: it is no Python {version} or newer")
+    try:
+        with _locked(folder):
+            _make(folder, arguments.python)
+    except OSError as ex:
+        raise ConfigError(f"{folder}: {ex.strerror}") from None
+    print(f"{os.path.join(folder, environments.FOLDER)} is made: load the model again to use it")
+    return 0
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Keep other builds out of a folder: each removes the unfinished folders of others. The kernel
+    unlocks the folder of a killed command."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = "another `shmserve env build` is under way there: wait for its end"
+            raise ConfigError(f"{folder}: {reason}") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make(folder: str, python: str) -> None:
     fresh = f"{environments.FOLDER}-{secrets.token_hex(4)}"
     try:
-        _build(folder, fresh, arguments.python)
+        _build(folder, fresh, python)
         former = _replace(folder, fresh)
-    except OSError as ex:
-        shutil.rmtree(os.path.join(folder, fresh), ignore_errors=True)
-        raise ConfigError(f"{folder}: {ex.strerror}") from None
     except BaseException:
         shutil.rmtree(os.path.join(folder, fresh), ignore_errors=True)
         raise
     for name in os.listdir(folder):
         if _OURS.fullmatch(name) and name not in (fresh, former):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    print(f"{os.path.join(folder, environments.FOLDER)} is made: load the model again to use it")
-    return 0
 
 
 def _build(folder: str, name: str, python: str) -> None:

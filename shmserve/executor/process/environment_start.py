@@ -94,7 +94,10 @@ def _enter() -> None:
 
 
 def main() -> None:
-    """Run the module of the command line here, or in the server's Python."""
+    """Run the module of the command line here, or in the server's Python. Without a module, Python
+    was only tried."""
+    if not sys.argv[1:]:
+        return
     server, module, *words = sys.argv[1:]
     reason = fault()
     if reason:

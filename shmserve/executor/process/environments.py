@@ -12,7 +12,9 @@ import errno
 import logging
 import os
 import platform
+import re
 import shlex
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -24,16 +26,20 @@ from msgspec import Struct
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
+from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.process import environment_start
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.triton_config.backend_kinds import PYTHON
 from shmserve.repository import packs
 from shmserve.repository.folder_reader import version_folder
+from shmserve.transport.processes import describe_status
 
 PARAMETER = "EXECUTION_ENV_PATH"
 FOLDER = ".venv"
 REQUIREMENTS = "requirements.txt"
 _TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_TRIAL_S = 10.0
+_REMARK = re.compile(r"(^|\s)(#|--?\w).*")  # remarks, and options of pip
 _CODE_BACKENDS = (PYTHON, "grps")  # backends of models in Python code
 _FAULTS = {
     errno.ENOENT: "its interpreter bin/python, or what bin/python leads to, is missing",
@@ -55,6 +61,11 @@ class Environment(Struct, frozen=True):
     name: str
     place: str
     remedy: str = ""
+
+    @property
+    def is_pack(self) -> bool:
+        """True if the environment must be unpacked."""
+        return self.name != FOLDER and not os.path.isdir(self.place)
 
 
 def choose(instance: Instance, allow_model_code: bool) -> Environment | None:
@@ -117,23 +128,24 @@ def _lacking(path: str) -> str:
     options of pip, paths and addresses: nothing here tells whether they are met."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            lines = [line.partition(" #")[0].partition(" --")[0].strip(" \t\\\n") for line in file]
+            text = file.read().replace("\\\n", "")
     except OSError:
         return ""
     from packaging.requirements import Requirement  # not in environments
 
-    for line in lines:
-        if not line or line.startswith(("#", "-")):
-            continue
+    for line in text.splitlines():
+        line = " ".join(_REMARK.sub("", line).split())
         try:
             wanted = Requirement(line)
             if wanted.marker is not None and not wanted.marker.evaluate():
                 continue
+            told = wanted.name if wanted.url else line  # addresses may hold a password
             found = metadata.version(wanted.name)
-            if not wanted.specifier.contains(found, prereleases=True):
-                return f"{line}, and the server has {found}"
+            # half-removed packages have no version
+            if found and not wanted.specifier.contains(found, prereleases=True):
+                return f"{told}, and the server has {found}"
         except metadata.PackageNotFoundError:
-            return f"{line}, which the server does not have"
+            return f"{told}, which the server does not have"
         except ValueError:  # no requirement, or no version, of the standard
             continue
     return ""
@@ -141,13 +153,39 @@ def _lacking(path: str) -> str:
 
 def prepare(environment: Environment, settings: Settings) -> tuple[str, int]:
     """Return the folder of an environment, and the lock for `give_back`. Raise ConfigError if a
-    pack cannot be unpacked."""
-    if environment.name == FOLDER or os.path.isdir(environment.place):
-        # `env build` moves the link `.venv`: running executors must go on to import from one folder
-        return os.path.realpath(environment.place), -1
-    until = time.monotonic() + settings.load_timeout_s
-    most = settings.repository_cache_bytes
-    return packs.acquire(environment.place, _root(settings), most, until)
+    pack cannot be unpacked, or if the environment's Python does not start."""
+    # `env build` moves the link `.venv`: running executors must go on to import from one folder
+    folder, lock = os.path.realpath(environment.place), -1
+    if environment.is_pack:
+        until = time.monotonic() + settings.load_timeout_s
+        most = settings.repository_cache_bytes
+        folder, lock = packs.acquire(environment.place, _root(settings), most, until)
+    if fault := _start_fault(folder):
+        give_back(lock, settings)
+        raise ConfigError(fault)
+    return folder, lock
+
+
+def _start_fault(folder: str) -> str:
+    """Return why an environment's Python does not start, in words of this Python, or "". An
+    executor that has become this Python could not tell any more."""
+    try:
+        done = subprocess.run(
+            command(folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TRIAL_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # the executor's own start tells errors, and has its own deadline
+    if done.returncode <= 0:  # a signal may be a lack of memory: the next start may succeed
+        return ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    named = [line for line in lines if "rror" in line]  # a crash ends with a stack
+    said = "".join(f": {one_line(line)}" for line in (named or lines)[-1:])
+    return f"its interpreter bin/python ends with {describe_status(done.returncode)}{said}"
 
 
 def give_back(lock: int, settings: Settings) -> None:
@@ -161,12 +199,12 @@ def _root(settings: Settings) -> str:
     return packs.folder_in(model_places.cache_dir(settings))
 
 
-def command(folder: str, module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of shmserve in the environment in `folder`, and writes
-    no bytecode there."""
+def command(folder: str, *module: str) -> list[str]:
+    """Return the command that runs a module of shmserve, with arguments, in the environment in
+    `folder`, and writes no bytecode there. Without a module, the command only starts Python."""
     first = os.path.abspath(environment_start.__file__)
     python = os.path.join(folder, "bin", "python")
-    return [python, "-I", "-B", first, sys.executable, module, *words]
+    return [python, "-I", "-B", first, *((sys.executable, *module) if module else ())]
 
 
 def not_started(ex: OSError) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shmserve import cli
-from tests.environments import environment, fake_python
-from tests.model_files import model_maker, native
+from tests.environments import environment, fake_python, pack
+from tests.model_files import X_TO_Y, model_maker, native
 
 Check = Callable[..., tuple[int, list[str]]]
 
@@ -232,17 +232,32 @@ def test_a_missing_framework_is_told_without_loading(
 
 def test_a_model_is_loaded_in_its_own_environment(check: Check, tmp_path: Path) -> None:
     make = model_maker(tmp_path / "r")
-    for name in ("own", "bare", "gone"):
+    for name in ("own", "bare", "gone", "broken"):
         make("import contradiction\n" + native("pass"), name=name)
     environment(tmp_path / "r" / "own" / ".venv", "2")
     environment(tmp_path / "r" / "bare" / ".venv", "2", packages=False)
     fake_python(tmp_path / "r" / "gone" / ".venv", "").joinpath("bin", "python").unlink()
+    fake_python(tmp_path / "r" / "broken" / ".venv", "echo no stdlib >&2\nexit 3")
     status, lines = check(load=True)
     assert status == 1
     assert "ok    model own version 1: python, 1 instance" in lines
     text = "\n".join(lines)
     assert "model 'bare': .venv cannot be used: it has no msgspec (msgspec>=0.20 is needed)" in text
     assert "model 'gone': .venv cannot be used: its interpreter bin/python, or what" in text
+    broken = "its interpreter bin/python ends with status 3: no stdlib: run `shmserve env build"
+    assert f"model 'broken': .venv cannot be used: {broken}" in text
+
+
+def test_packs_are_unpacked_outside_of_the_services_folder(check: Check, tmp_path: Path) -> None:
+    """Else root's check would make a folder that the service's user cannot use."""
+    named = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: 'pack.tar.gz' } }"
+    folder = model_maker(tmp_path / "r")(
+        "import contradiction\n" + native("pass"), X_TO_Y + named, "m"
+    )
+    pack(Path(folder, "pack.tar.gz"), "2")
+    status, lines = check(load=True, repository_cache_dir=str(tmp_path / "cache"))
+    assert (status, lines) == (0, ["ok    model m version 1: python, 1 instance"])
+    assert not (tmp_path / "cache").exists()
 
 
 def test_requirements_that_the_server_does_not_meet_are_a_note(

@@ -59,6 +59,27 @@ def test_several_paths(model: Path) -> None:
     assert sentences == [f"serving model first from {one}", f"serving model other from {other}"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "serve --reload a.py b.py c.py",
+        "serve a.py --reload b.py --http :1 c.py",
+        "serve a.py b.py --grpc :1 c.py -- --workers 2",
+        "check a.py --load b.py c.py",
+    ],
+)
+def test_paths_may_stand_behind_options(words: str) -> None:
+    arguments = command_line.parser().parse_args(words.split())
+    assert arguments.paths == ["a.py", "b.py", "c.py"]
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_unknown_options_are_no_paths(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parser().parse_args([command, "a.py", "--no-such", "b.py"])
+    assert "--no-such" in capsys.readouterr().err
+
+
 def test_a_folder_of_files_says_how_to_serve_them(tmp_path: Path) -> None:
     for name in ("predict.py", "upload.py", "README.md", "__pycache__/predict.pyc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -17,6 +17,7 @@ from shmserve.errors import ConfigError
 from shmserve.executor.process import environment_start, environments
 from shmserve.executor.process.environments import Environment
 from shmserve.protocol.control.link_messages import Instance
+from tests.environments import fake_python
 from tests.model_files import X_TO_Y, model_maker, native
 
 NAMED = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '%s' } }"
@@ -67,6 +68,15 @@ def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) 
         ("\ufeffno_such_package\r\n", "wants no_such_package, which the server does not have"),
         ("./folder\ngit+https://localhost/a\nnumpy[extra]\n-r other.txt\n", ""),
         ("x; python_version >= 'y'\n", ""),
+        ("no_such \\\n  ; python_version < '3'\nmsgspec>=0.1,\\\n<999\n", ""),
+        ("numpy>=1,\\\n  <1.1\n", r"wants numpy>=1, <1\.1, and the server has \d"),
+        ("no_such\t# why\n", "wants no_such, which the server does not have"),
+        ("numpy == 1.0 -C a=b\n", r"wants numpy == 1\.0, and the server has \d"),
+        ("no_such @ https://user:word@localhost/x.whl\n", "wants no_such, which the server does"),
+        ("numpy @ https://localhost/x.whl\nhttps://localhost/y.whl\n-e .\n-c x.txt\n", ""),
+        ("numpy[a,b]~=1.0 ; extra == 'c'\nmsgspec[x]~=0.1\nmsgspec!=0.1.*\n", ""),
+        ("numpy===0.arbitrary\n", "wants numpy===0.arbitrary, and the server has"),
+        ("numpy==${VERSION}\nnumpy=>1\n", ""),
     ],
 )
 def test_requirements_without_an_environment(tmp_path: Path, text: str, fault: str) -> None:
@@ -78,6 +88,37 @@ def test_requirements_without_an_environment(tmp_path: Path, text: str, fault: s
         assert re.search(rf"{fault}.*: run `shmserve env build {tmp_path}/m`", advice)
     else:
         assert advice == ""
+
+
+def test_a_package_without_a_version_is_not_compared(tmp_path: Path, monkeypatch: Any) -> None:
+    spec = instance(tmp_path)
+    (tmp_path / "m" / "requirements.txt").write_text("numpy>=1\nno_such\n")
+    found = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda n: None if n == "numpy" else found(n))
+    assert "wants no_such" in environments.unmet(spec)
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        (r"printf 'An error: why\n\nThread:\n <no frame>\n' >&2; exit 1", "1: An error: why"),
+        (r"printf 'what\n\001last\377\n' >&2; exit 2", "2: last�"),
+        ("exit 3", "3"),
+        ("head -c 99999 /dev/zero | tr '\\0' x >&2; exit 4", "4: " + "x" * 499 + "…"),
+        ("kill -9 $$", ""),
+    ],
+)  # fmt: skip
+def test_a_python_that_does_not_start_says_why(tmp_path: Path, script: str, fault: str) -> None:
+    spec = instance(tmp_path)
+    fake_python(tmp_path / "m" / ".venv", script)
+    found = environments.choose(spec, False)
+    assert found is not None
+    try:
+        environments.prepare(found, Settings())
+        told = ""
+    except ConfigError as ex:
+        told = ex.message
+    assert told == (f"its interpreter bin/python ends with status {fault}" if fault else "")
 
 
 def test_a_link_is_followed_before_an_executor_starts(tmp_path: Path) -> None:

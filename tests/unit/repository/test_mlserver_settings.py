@@ -185,6 +185,31 @@ def test_config_pbtxt_comes_first(tmp_path: Path) -> None:
     assert repository.read_folder(str(folder)).specs[0].max_batch_size == 3
 
 
+def test_the_configuration_of_a_load_request_takes_the_place_of_the_settings(
+    tmp_path: Path,
+) -> None:
+    """As of a config.pbtxt; where the model lies is still told by the settings."""
+    fields = {"uri": "./deep.joblib", "version": "3", "extra": {"task": "x"}}
+    folder = make(tmp_path, max_batch_size=8, inputs=[{"name": "x"}], parameters=fields)
+    (folder / "deep.joblib").touch()
+    (spec,) = repository.read_folder(str(folder), '{"max_batch_size": 4}').specs
+    found = spec.version, spec.backend, spec.config.model_file, spec.max_batch_size
+    assert found == ("3", "sklearn", "deep.joblib", 4)
+    assert (spec.inputs, spec.parameters) == ((), {})
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "python", "pytorch"])
+def test_another_backend_needs_folders_of_versions(tmp_path: Path, backend: str) -> None:
+    folder = make(tmp_path)
+    for file in ("model.onnx", "model.py", "model.pt2"):
+        (folder / file).touch()
+    text = json.dumps({"backend": backend})
+    assert repository.read_folder(str(folder), text).failures == {
+        "1": f"version 1: backend '{backend}' needs a version folder, and beside"
+        " model-settings.json none counts: name another backend, or remove this file"
+    }
+
+
 def test_other_implementations_get_advice(tmp_path: Path) -> None:
     folder = make(tmp_path, "model.MyModel")
     assert not repository.scan([str(tmp_path)]).models

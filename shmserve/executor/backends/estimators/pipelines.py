@@ -107,9 +107,7 @@ def _refusal(pipeline: Any, texts: list[str], ex: Exception) -> str:
         return sanitised(str(ex))
     if pipeline.tokenizer is None:
         return ""
-    config = pipeline.model.config
-    limits = pipeline.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
-    limit, added = int(min(filter(None, limits))), _added(pipeline)
+    limit, added = _limit(pipeline), _added(pipeline)
     try:
         counts = [len(pipeline.tokenizer(text)["input_ids"]) for text in texts]
     except Exception:  # a tokenizer that needs more than a text: its failure is not the pipeline's
@@ -119,6 +117,20 @@ def _refusal(pipeline: Any, texts: list[str], ex: Exception) -> str:
             beside = f" with the {added} that it adds" if added else ""
             return f"text {place} has {count} tokens, and the model takes at most {limit}{beside}"
     return ""
+
+
+def _limit(pipeline: Any) -> int:
+    """Return the largest number of tokens of a text, of the tokenizer's limit (a huge number, if
+    the tokenizer knows none) and the model's. RoBERTa and its relatives count positions from
+    behind the padding's."""
+    limits = [pipeline.tokenizer.model_max_length]
+    if positions := getattr(pipeline.model.config, "max_position_embeddings", None):
+        tables = (
+            getattr(module, "position_embeddings", None) for module in pipeline.model.modules()
+        )
+        paddings = (getattr(table, "padding_idx", None) for table in tables)
+        limits.append(positions - max((n + 1 for n in paddings if n is not None), default=0))
+    return int(min(filter(None, limits)))
 
 
 def _added(pipeline: Any) -> int:
