@@ -238,7 +238,8 @@ def refuse(listener: socket.socket) -> None:
 
 def accept(listener: socket.socket) -> Channel | None:
     """Return the next connection of a peer with this user's uid (or root's), None if there is
-    none."""
+    none. Raise OSError if there is no descriptor or memory; the connection then waits on."""
+    buffer = message_buffer()  # before a connection is taken, which would be lost
     try:
         sock, _ = listener.accept()
     except BlockingIOError:
@@ -247,7 +248,7 @@ def accept(listener: socket.socket) -> Channel | None:
         if ex.errno == errno.EINVAL:  # `refuse` was called, and the queue is empty
             return None
         raise
-    channel = Channel(sock)
+    channel = Channel(sock, buffer)
     if channel.peer_uid not in (0, os.geteuid()):
         channel.close()
         return None

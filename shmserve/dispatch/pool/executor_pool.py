@@ -149,7 +149,7 @@ class ExecutorPool(Struct, eq=False):
                 offers, fds = memory.offers(_segments_of(request), known)
                 break
         release: list[tuple[int, int]] = []
-        if self._pending:
+        if self._pending and connection.welcomed:
             with self._lock:
                 release = self._take_pending()
         dropped: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ class ExecutorPool(Struct, eq=False):
             )
         try:
             connection.channel.send(messages.encode(request), fds)
-        except errors.TooLarge:
+        except (errors.TooLarge, errors.PeerDied):
             with self._lock:
                 self._pending += release
             raise
@@ -208,6 +208,7 @@ class ExecutorPool(Struct, eq=False):
             if caller and (remaining := self.by_caller.pop(caller) - 1):
                 self.by_caller[caller] = remaining
             if usable and not self._closed:
+                connection.welcomed = self.known_status is not None
                 self._idle.append(connection)
                 return
         connection.channel.close()
@@ -261,11 +262,14 @@ class ExecutorPool(Struct, eq=False):
         while True:
             with self._lock:
                 slots = self._take_pending()
-            if not channel.send(messages.encode(Release(tuple(slots))), wait=False):
-                with self._lock:
-                    self._pending += slots
-                return
-            if not self._pending:
+            sent = False
+            try:
+                sent = channel.send(messages.encode(Release(tuple(slots))), wait=False)
+            finally:
+                if not sent:
+                    with self._lock:
+                        self._pending += slots
+            if not (sent and self._pending):
                 return
 
     def flush(self) -> None:
@@ -279,9 +283,11 @@ class ExecutorPool(Struct, eq=False):
             control, self._control = self._control, None
         try:
             control = control or self._connect()
-            self._send_pending(control.channel)
+            if control.welcomed:  # else the next flush sends
+                self._send_pending(control.channel)
             while (received := control.channel.receive_within()) is not None:
                 self.take(*received)
+                control.welcomed = True
         except (errors.PeerDied, errors.ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()

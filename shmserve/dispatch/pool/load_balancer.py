@@ -220,17 +220,14 @@ class LoadBalancer(Struct, eq=False):
         return max(nbytes, key=nbytes.__getitem__, default="")
 
     def lost(self, pool: ExecutorPool, ex: errors.ShmserveError) -> None:
-        """Drop the pool of an executor whose channel failed, and take back its slots. A living
-        executor gets a new pool later."""
+        """Set aside an executor whose channel failed. A living executor, such as one that lacked
+        memory, gets further requests later."""
         log.warning("executor %s lost: %s", pool.instance.process, ex)
-        with self._lock:
-            if self.pools.get(pool.instance.process) is pool:
-                del self.pools[pool.instance.process]
-        pool.close()
+        self.departed(pool)
 
     def departed(self, pool: ExecutorPool) -> None:
-        """Set aside an executor that takes no more requests. The executor is ending but may still
-        work on earlier requests."""
+        """Set aside an executor that takes no more requests. The executor may still work on earlier
+        requests. `prune` takes back the slots of an executor that has ended."""
         with self._lock:
             if self.pools.get(pool.instance.process) is pool:
                 del self.pools[pool.instance.process]
@@ -238,13 +235,13 @@ class LoadBalancer(Struct, eq=False):
 
     def flush(self) -> None:
         """Send waiting releases to all executors."""
-        for pool in list(self.pools.values()):
+        for pool in self._all():
             pool.flush()
 
     @property
     def has_releases(self) -> bool:
-        """True if slots wait for release at an executor that takes requests."""
-        return any(pool.has_releases for pool in list(self.pools.values()))
+        """True if slots wait for release at an executor."""
+        return any(pool.has_releases for pool in self._all())
 
     def prune(self) -> None:
         """Set aside executors that the registry no longer names, and close finished pools."""
@@ -274,13 +271,15 @@ class LoadBalancer(Struct, eq=False):
 
     def in_flight(self) -> Counter[tuple[str, str]]:
         """Return the number of our requests at executors, by model version."""
-        with self._lock:
-            pools = [*self.pools.values(), *self._departed]
         counts: Counter[tuple[str, str]] = Counter()
-        for pool in pools:
+        for pool in self._all():
             if pool.in_flight:
                 counts[ids.instance_model(pool.instance.name)] += pool.in_flight
         return counts
+
+    def _all(self) -> list[ExecutorPool]:
+        with self._lock:
+            return [*self.pools.values(), *self._departed]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows for `shmserve show queues`."""

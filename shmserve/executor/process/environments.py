@@ -173,7 +173,8 @@ def _start_fault(folder: str) -> str:
         done = subprocess.run(
             command(folder),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
             timeout=_TRIAL_S,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shmserve.core.registry import Snapshot
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
-from shmserve.errors import PeerDied
+from shmserve.errors import ExecutorLost, NoExecutor, PeerDied
 from shmserve.executor.backend import Request, Response
+from shmserve.transport import channel
 from tests.unit.dispatch.test_dispatch import into_offer, run, slots_in_use, until
 from tests.unit.rig import Rig, feed
 
@@ -63,6 +66,27 @@ def test_small_outputs_are_released_with_the_next_request(rig: Rig, monkeypatch)
         run(rig, entry, ONES)
     assert held(rig) == 1  # of the last request
     assert len(connections) == 1
+
+
+def test_a_release_outlives_a_connection_that_the_executor_could_not_take(rig, monkeypatch) -> None:
+    entry = rig.serve(into_offer)
+    accept = channel.accept
+
+    def refuse(listener: socket.socket) -> None:
+        monkeypatch.setattr(channel, "accept", accept)
+        listener.accept()[0].close()
+
+    with rig.dispatcher.call(entry) as call:
+        feed(call, ONES)
+        call.execute()
+        pool = rig.dispatcher.executors.pools["x0"]
+        busy = pool.acquire()  # as if another request were under way
+        monkeypatch.setattr(channel, "accept", refuse)
+        with pytest.raises((ExecutorLost, NoExecutor)):
+            run(rig, entry, ONES)
+    run(rig, entry, ONES)
+    pool.give(busy)
+    until(lambda: held(rig) == 0, "an output was not released")
 
 
 def test_large_outputs_are_released_at_once_without_another_connection(rig, monkeypatch) -> None:
