@@ -121,8 +121,11 @@ def test_bodies_that_are_too_large(settings: Any, body: bytes, kind: str, limit:
 
 def test_models_of_tensors_are_told_apart(client: Client) -> None:
     answer = client.ask("POST", "/models/identity", b"{}")
-    text = "model 'identity' takes tensors: its path is /v2/models/identity/infer"
-    assert error_of(answer, 404) == text
+    text = error_of(answer, 404)
+    assert text.startswith(
+        "model 'identity' takes tensors: its paths are /v2/models/identity/infer"
+    )
+    assert text.endswith("for an object of plain JSON, /v2/models/identity/generate")
     assert client.ask("POST", "/models/nobody", b"{}").status == 404
     assert client.ask("GET", "/models/echo").status == 405
 

@@ -41,7 +41,12 @@ class JsonBody(GenerateBody):
     def check(self, signature: ModelSignature) -> RunOptions:
         name = signature.spec.name
         if not takes_json(signature.spec):
-            raise NotFound(f"model '{name}' takes tensors: its path is /v2/models/{name}/infer")
+            path = f"/v2/models/{name}"
+            flat = "generate_stream" if signature.spec.decoupled else "generate"
+            raise NotFound(
+                f"model '{name}' takes tensors: its paths are {path}/infer and, for an object of"
+                f" plain JSON, {path}/{flat}"
+            )
         settings = self._settings
         reader = open_body(self.environ, settings)
         content_type = self.environ.get("CONTENT_TYPE", "")
