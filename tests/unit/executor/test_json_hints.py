@@ -166,8 +166,22 @@ def test_max_batch_size_needs_a_batched_function(tmp_path: Path) -> None:
 def test_a_dict_is_the_body(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(data: dict[str, Any]) -> list[str]: return sorted(data)")
     assert model.ask({"b": 1, "a": 2}) == ["a", "b"]
-    with pytest.raises(InvalidArgument, match="no argument has this name"):
-        model.form(("b", b"1"))
+    assert model.form(("b", b"1"), ("a", b"x")) == ["a", "b"]
+
+
+def test_a_file_without_its_form_is_told_of_forms(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(image: bytes) -> int: return len(image)")
+    with pytest.raises(InvalidArgument, match=r"send 'image' in a form \(multipart/form-data\)$"):
+        model.ask(b"P5 1 1")
+
+
+def test_parts_of_a_form_are_values_of_a_dict(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(data: dict[str, int | bytes]) -> Any: return data")
+    assert model.form(("a", b"\xff")) == {"a": "/w=="}
+    assert model.ask({"a": 1}) == {"a": 1}
+    model = Asker(tmp_path, "def f(data: dict[str, Any]) -> Any: return data")
+    with pytest.raises(InvalidArgument, match="part 'a' of the form is not UTF-8"):
+        model.form(("a", b"\xff"))
 
 
 def test_pydantics_models_within(tmp_path: Path) -> None:

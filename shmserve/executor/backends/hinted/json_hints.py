@@ -56,7 +56,7 @@ class JsonCall:
         self._kind = signature.arguments[0].hint if self._root else _struct_of(signature)
         self._schemas = _schemas(self._kind, signature.answer, model, summary)
         self._decode = json_decoder(self._kind, _made)
-        self._fields = _fields(self._kind)
+        self._fields, self._others = _fields(self._kind), _other_fields(self._kind)
         self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
 
     def complete(self, config: AutoCompleteConfig) -> AutoCompleteConfig:
@@ -83,7 +83,10 @@ class JsonCall:
             value = self._of_form(body) if is_form(body) else self._decode(body or b"{}")
         except (UnreadableMessage, msgspec.ValidationError) as ex:
             text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
-            raise InvalidArgument(one_line(text)) from None  # the text may quote a long value
+            text = one_line(text)  # the text may quote a long value
+            if isinstance(ex, UnreadableMessage) and self._schemas.files:
+                text += f": send '{self._schemas.files[0]}' in a form (multipart/form-data)"
+            raise InvalidArgument(text) from None
         if self._root:
             return {self._root: value}
         given = {a.name: getattr(value, a.name) for a in self._signature.arguments}
@@ -109,12 +112,13 @@ class JsonCall:
                 f"the body is neither JSON nor a form of at most {MAX_PARTS} parts"
             ) from None
         for name, content in parts:
-            if name not in self._fields:
+            if name not in self._fields and not self._others:
                 raise InvalidArgument(
                     f"the form has a part '{name}', and no argument has this name"
                 )
             given.setdefault(name, []).append(content)
-        members = {name: _of_parts(name, self._fields[name], p) for name, p in given.items()}
+        kinds_of = self._fields.get
+        members = {n: _of_parts(n, kinds_of(n, self._others), p) for n, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
 
 
@@ -178,12 +182,17 @@ def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
     info = kinds.type_info(kind)
     if not isinstance(info, _OBJECTS):
         return {}
-    return {
-        field.encode_name: field.type.types
-        if isinstance(field.type, kinds.UnionType)
-        else (field.type,)
-        for field in info.fields
-    }
+    return {field.encode_name: _members(field.type) for field in info.fields}
+
+
+def _other_fields(kind: Any) -> tuple[kinds.Type, ...]:
+    """Return the possible types of the values of a dict; empty for objects of known keys."""
+    info = None if _is_pydantic(kind) else kinds.type_info(kind)
+    return _members(info.value_type) if isinstance(info, kinds.DictType) else ()
+
+
+def _members(kind: kinds.Type) -> tuple[kinds.Type, ...]:
+    return kind.types if isinstance(kind, kinds.UnionType) else (kind,)
 
 
 def _types(hint: Any) -> tuple[kinds.Type, ...]:
