@@ -173,6 +173,8 @@ def test_a_file_without_its_form_is_told_of_forms(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(image: bytes) -> int: return len(image)")
     with pytest.raises(InvalidArgument, match=r"send 'image' in a form \(multipart/form-data\)$"):
         model.ask(b"P5 1 1")
+    with pytest.raises(InvalidArgument, match=r"at `\$.image`$"):
+        model.ask({"image": 5})
 
 
 def test_parts_of_a_form_are_values_of_a_dict(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class JsonCall:
         except (UnreadableMessage, msgspec.ValidationError) as ex:
             text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
             text = one_line(text)  # the text may quote a long value
-            if isinstance(ex, UnreadableMessage) and self._schemas.files:
+            if self._schemas.files and not is_form(body) and body.lstrip()[:1] != b"{":
                 text += f": send '{self._schemas.files[0]}' in a form (multipart/form-data)"
             raise InvalidArgument(text) from None
         if self._root:
