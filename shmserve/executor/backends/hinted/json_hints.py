@@ -20,6 +20,7 @@ from shmserve.executor.backends.hinted.signatures import HintedSignature, plain,
 from shmserve.executor.backends.hinted.unchecked_hints import refuse_dataclasses, refuse_unchecked
 from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
+from shmserve.model import ContentType
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.oip.json_calls import (
     JSON_TENSOR,
@@ -55,6 +56,7 @@ class JsonCall:
             self._root = signature.arguments[0].name
         self._kind = signature.arguments[0].hint if self._root else _struct_of(signature)
         self._schemas = _schemas(self._kind, signature.answer, model, summary)
+        self._schemas = replace(self._schemas, media=_media_of(signature))
         self._decode = json_decoder(self._kind, _made)
         self._fields, self._others = _fields(self._kind), _other_fields(self._kind)
         self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
@@ -94,9 +96,13 @@ class JsonCall:
         return {n: defaults[n] if item is UNSET else item for n, item in given.items()}
 
     def answer(self, result: Any) -> dict[str, Any]:
-        """Return an answer as JSON. Raise Internal if the answer holds an unknown type."""
+        """Return an answer as JSON, or as bytes if it has a content type. Raise Internal if
+        the answer is or holds an unknown type."""
+        is_file = bool(self._schemas.media)
+        if is_file and not isinstance(result, bytes):
+            raise Internal(f"the answer must be bytes, not {type(result).__name__}")
         try:
-            text = self._encode(result)
+            text = result if is_file else self._encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as ex:
             raise Internal(f"the answer has no JSON form: {ex}") from None
         shape = (1, 1) if self._signature.batching else (1,)
@@ -309,6 +315,19 @@ def _fill_in(
     for (kind, _), schema in found.items():
         schemas[kind] = schema
     return {begin + name: schema for name, schema in definitions.items()}
+
+
+def _media_of(signature: HintedSignature) -> str:
+    """Return the content type in the hint of an answer, or "". Raise ConfigError for an answer that
+    cannot have one."""
+    hint = signature.answer
+    found = [n.text for n in getattr(hint, "__metadata__", ()) if isinstance(n, ContentType)]
+    if found and (signature.streams or typing.get_args(hint)[0] is not bytes):
+        raise ConfigError(
+            f"ContentType({found[0]!r}) is for one answer of bytes: write"
+            f" -> Annotated[bytes, ContentType({found[0]!r})]"
+        )
+    return found[0] if found else ""
 
 
 def _is_file(kind: kinds.Type) -> bool:
