@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)*", re.ASCII)
 BATCHED = "__shmserve_batched__"  # attribute of functions
 
 
@@ -34,6 +36,16 @@ class Shape:
     def batched(self) -> bool:
         """True if the first dimension is the batch."""
         return self.dims[0] == "batch"
+
+
+class ContentType:
+    """Content type of an answer, for `-> Annotated[bytes, ContentType("image/png")]`: over HTTP the
+    bytes are the body as they are. Raise ValueError for a text that is no media type."""
+
+    def __init__(self, text: str) -> None:
+        if not _MEDIA_TYPE.fullmatch(text):
+            raise ValueError(f"ContentType({text!r}): write a type like image/png")
+        self.text = text
 
 
 class Batching(Struct, frozen=True):

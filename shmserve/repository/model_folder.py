@@ -97,6 +97,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
         files = (file for kind in BUILT_IN.values() for file in kind.files)
         found = next((f for f in files if os.path.exists(os.path.join(directory, f))), "")
         remedy = f": move {found} to 1/{found}" if found else ""
+        remedy = ": an ensemble needs an empty folder '1'" if config.steps else remedy
         text = f"model '{name}': no version folder (a positive number) is there{remedy}"
         raise ConfigError(text)
     return ModelFolder(name, directory, config, tuple(specs), failures, groups)

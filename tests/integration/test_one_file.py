@@ -181,6 +181,17 @@ def words(text: str) -> Iterator[dict[str, str]]:
 """
 
 
+INVERTED = """
+from typing import Annotated
+
+from shmserve.model import ContentType
+
+
+def inverted(image: bytes) -> Annotated[bytes, ContentType("image/x-portable-graymap")]:
+    return bytes(255 - one for one in image)
+"""
+
+
 BATCH = """
 from shmserve.model import batched
 
@@ -214,10 +225,11 @@ def test_a_file_on_plain_values(tmp_path: Path) -> None:
     in_repository(tmp_path, "picture", JSON)
     in_repository(tmp_path, "words", WORDS)
     in_repository(tmp_path, "scaled", ROWS)
+    in_repository(tmp_path, "inverted", INVERTED)
     in_repository(tmp_path, "broken", "def f(x): ...")
     path = "/models/picture"
     image = bytes(range(256)) * 8192  # 2 MiB
-    with Server(repository=tmp_path, **SMALL, **only("picture,words,scaled")) as server:
+    with Server(repository=tmp_path, **SMALL, **only("picture,words,scaled,inverted")) as server:
         assert server.post(path, {"image": "AAAA", "size": {"width": 2, "height": 3}}) == (
             200,
             {"bytes": 3, "pixels": 6, "title": "none"},
@@ -236,6 +248,13 @@ def test_a_file_on_plain_values(tmp_path: Path) -> None:
         body, kind = form(image=image, size=b'{"width": "x"}')
         status, _, answer = server.request("POST", path, body, {"Content-Type": kind})
         assert (status, "`$.size.width`" in answer.decode()) == (400, True)
+
+        body, kind = form(image=b"\x00\xff")
+        status, headers, answer = server.request(
+            "POST", "/models/inverted", body, {"Content-Type": kind}
+        )
+        assert (status, headers["content-type"]) == (200, "image/x-portable-graymap")
+        assert answer == b"\xff\x00"
 
         status, _, answer = server.request("POST", "/models/words", b'{"text": "a b stop"}')
         assert status == 200

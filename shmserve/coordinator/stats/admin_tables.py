@@ -169,7 +169,7 @@ def stats_rows(report: Report) -> list[Row]:
 
 
 def _stats_row(model: ModelReport) -> Row:
-    requests, runs = model.all_requests(), model.runs
+    requests, runs = model.all_requests(), model.all_runs()
     row: Row = {
         "model": model.model,
         "version": model.version,

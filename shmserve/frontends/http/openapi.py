@@ -135,6 +135,8 @@ def _model_operation(spec: ModelSpec, schemas: JsonCallSchemas) -> dict[str, Any
         files = {name: {"type": "string", "format": "binary"} for name in schemas.files}
         content[FORM] = {"schema": {"type": "object", "properties": files}}
     answer = {EVENTS: {}} if spec.decoupled else {JSON: {"schema": schemas.answer}}
+    if schemas.media:
+        answer = {schemas.media: {"schema": {"type": "string", "format": "binary"}}}
     failed = {JSON: {"schema": {"$ref": _SCHEMA.format(name=Error.__name__)}}}
     return {
         "operationId": f"post_model:{spec.name}",  # unique: "a-b" and "a_b" are two models

@@ -7,7 +7,6 @@ from typing import Any
 
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.core.stats.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
-from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.errors import NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.stats_messages import ModelReport, Report
@@ -25,8 +24,8 @@ class Statistics:
         report = self._dispatcher.coordinator.report()
         reports = {(m.model, m.version): m for m in report.models}
         return [
-            _statistics(reports.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
-            for key, entry in (((e.spec.name, e.spec.version), e) for e in entries)
+            _statistics(reports.get(key) or ModelReport(*key), report)
+            for key in ((entry.spec.name, entry.spec.version) for entry in entries)
         ]
 
     def _entries(self, name: str, version: str) -> list[ModelEntry]:
@@ -48,12 +47,9 @@ class Statistics:
         return sorted(ready, key=lambda entry: (entry.spec.name, int(entry.spec.version)))
 
 
-def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str, Any]:
-    """Return the statistics of one version. An ensemble has no executor of its own: frontends count
-    its runs."""
-    requests, runs = model.all_requests(), model.runs
-    if ensemble:
-        runs = _runs_of_ensemble(requests)
+def _statistics(model: ModelReport, report: Report) -> dict[str, Any]:
+    """Return the statistics of one version."""
+    requests, runs = model.all_requests(), model.all_runs()
     stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
     return {
         "name": model.model,
@@ -72,18 +68,6 @@ def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str,
         "batch_stats": _batches(runs),
         "memory_usage": _memory(model, report),
     }
-
-
-def _runs_of_ensemble(requests: RequestCounts) -> ExecutorCounts:
-    """Return an ensemble's runs, with the times of their steps, in the form of an executor's."""
-    runs = ExecutorCounts()
-    for size, (last_ms, count, elements, *times) in requests.batches.items():
-        runs.last_inference_ms = max(runs.last_inference_ms, last_ms)
-        runs.add_batches(size, [count, *times])
-        if size == OTHER_SIZES:
-            runs.inferences += elements
-    runs.requests = runs.executions
-    return runs
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

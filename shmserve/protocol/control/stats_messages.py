@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from shmserve.core.scheduling.rate_limiter import ResourceUse
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.custom_metrics import InstanceMetrics
-from shmserve.core.stats.executor_counters import ExecutorCounts
+from shmserve.core.stats.executor_counters import OTHER_SIZES, ExecutorCounts
 from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.protocol.control.message import Message
 
@@ -88,6 +88,19 @@ class ModelReport(Struct, array_like=True):
         for counts in self.requests.values():
             total.add(counts)
         return total
+
+    def all_runs(self) -> ExecutorCounts:
+        """Return the runs. An ensemble has no executor of its own: frontends count its runs, with
+        the times of their steps."""
+        runs = ExecutorCounts()
+        for size, (last_ms, count, elements, *times) in self.all_requests().batches.items():
+            runs.last_inference_ms = max(runs.last_inference_ms, last_ms)
+            runs.add_batches(size, [count, *times])
+            if size == OTHER_SIZES:
+                runs.inferences += elements
+        runs.requests = runs.executions
+        runs.add(self.runs)
+        return runs
 
 
 class ProcessReport(Struct, frozen=True, array_like=True):

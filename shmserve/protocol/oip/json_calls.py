@@ -1,8 +1,9 @@
 """Free JSON: requests of models that take plain values instead of tensors.
 
 Such a model has one BYTES input and one BYTES output, both named `json`: the body of a request, and
-the answer as JSON. A form (multipart/form-data) is MessagePack instead: an array of names and
-contents. The executor knows a form by the first byte, which no JSON text can begin with.
+the answer as JSON, or as bytes with a content type. A form (multipart/form-data) is MessagePack
+instead: an array of names and contents. The executor knows a form by the first byte, which no JSON
+text can begin with.
 
 The executor, which alone reads the model's code, describes both bodies in the parameter
 `json_schema` of the model's configuration. Frontends read the description from there.
@@ -40,6 +41,7 @@ class JsonCallSchemas(Struct, frozen=True, omit_defaults=True):
         body, answer: schemas of the request and of each answer.
         files: names of arguments that are bytes, or lists of bytes.
         components: schemas by name, to which `body` and `answer` refer as OpenAPI documents do.
+        media: content type of an answer that is bytes; "" for JSON.
     """
 
     summary: str = ""
@@ -47,6 +49,7 @@ class JsonCallSchemas(Struct, frozen=True, omit_defaults=True):
     answer: dict[str, Any] = {}
     files: tuple[str, ...] = ()
     components: dict[str, Any] = {}
+    media: str = ""
 
 
 _decode = json_decoder(JsonCallSchemas)
@@ -66,7 +69,7 @@ def encode_schemas(schemas: JsonCallSchemas) -> str:
     """Return the value of the parameter. Schemas beyond `MAX_SCHEMA_BYTES` are left out."""
     text = msgspec.json.encode(schemas)
     if len(text) > MAX_SCHEMA_BYTES:
-        text = msgspec.json.encode(JsonCallSchemas(files=schemas.files))
+        text = msgspec.json.encode(JsonCallSchemas(files=schemas.files, media=schemas.media))
     return text.decode()
 
 

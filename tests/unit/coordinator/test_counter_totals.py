@@ -18,7 +18,7 @@ from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats.counter_pages import UNCOUNTED_WORD
 from shmserve.core.stats.custom_metrics import Family, MetricKind, Series
 from shmserve.core.stats.executor_counters import ExecutorCounters
-from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.core.stats.request_counters import Reason, RequestCounters, RequestCounts, nwords
 from shmserve.protocol.control.stats_messages import (
     CounterPage,
     DropPages,
@@ -332,6 +332,14 @@ def test_rows_of_shmserve_show_stats() -> None:
     (row,) = admin_tables.stats_rows(Report((model,), (), {}, {}))
     assert (row["queue_ms"], row["compute_input_ms"], row["request_ms"]) == (1.0, 2.0, 0.0)
     assert (row["model"], row["answered"], row["failed"]) == ("m", 0, 0)
+
+
+def test_show_stats_counts_the_runs_of_ensembles() -> None:
+    counts = RequestCounts(batches={1: [5, 2, 2, 0, 4_000_000, 0]})
+    (row,) = admin_tables.stats_rows(
+        Report((ModelReport("e", "1", requests={"http": counts}),), (), {}, {})
+    )
+    assert (row["executions"], row["inferences"], row["compute_infer_ms"]) == (2, 2, 2.0)
 
 
 def test_reading_is_not_stopped_by_a_file_that_cannot_be_written(world: World) -> None:

@@ -19,13 +19,13 @@ from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, fa
 HEAD = """
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 from pydantic import BaseModel, Field
 
-from shmserve.model import ModelRequest, batched
+from shmserve.model import ContentType, ModelRequest, batched
 """
 
 
@@ -166,8 +166,49 @@ def test_max_batch_size_needs_a_batched_function(tmp_path: Path) -> None:
 def test_a_dict_is_the_body(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(data: dict[str, Any]) -> list[str]: return sorted(data)")
     assert model.ask({"b": 1, "a": 2}) == ["a", "b"]
-    with pytest.raises(InvalidArgument, match="no argument has this name"):
-        model.form(("b", b"1"))
+    assert model.form(("b", b"1"), ("a", b"x")) == ["a", "b"]
+
+
+def test_answers_with_a_content_type_are_their_bytes(tmp_path: Path) -> None:
+    code = """
+    Png = Annotated[bytes, ContentType("image/png")]
+    @batched(max_size=4)
+    def f(image: list[bytes]) -> list[Png]:
+        return [one and b"\\x89" + one for one in image] if image != [b"?"] else ["text"]
+    """
+    model = Asker(tmp_path, code)
+    assert model.schemas.media == "image/png"
+    response = ask(model.backend, model.spec, json=np.array([[b'{"image": "AAAA"}']], object))
+    assert arrays(response)["json"].tolist() == [[b"\x89\0\0\0"]]
+    response = ask(model.backend, model.spec, json=np.array([[b'{"image": "Pw=="}']], object))
+    assert "the answer must be bytes, not str" in str(response.error)
+
+
+@pytest.mark.parametrize("answer", ["Iterator[{}]", "{}"])
+def test_content_types_are_for_one_answer_of_bytes(tmp_path: Path, answer: str) -> None:
+    kind = "bytes" if answer != "{}" else "str"
+    hint = answer.format(f"Annotated[{kind}, ContentType('text/html; charset=utf-8')]")
+    with pytest.raises(ConfigError, match=r"is for one answer of bytes: write -> Annotated\[bytes"):
+        Asker(tmp_path, f"def f(x: int) -> {hint}: return b''")
+    with pytest.raises(ShmserveError, match="write a type like image/png"):
+        Asker(tmp_path, "def f(x: int) -> Annotated[bytes, ContentType('a/b\\r\\nX: 1')]: ...")
+
+
+def test_a_file_without_its_form_is_told_of_forms(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(image: bytes) -> int: return len(image)")
+    with pytest.raises(InvalidArgument, match=r"send 'image' in a form \(multipart/form-data\)$"):
+        model.ask(b"P5 1 1")
+    with pytest.raises(InvalidArgument, match=r"at `\$.image`$"):
+        model.ask({"image": 5})
+
+
+def test_parts_of_a_form_are_values_of_a_dict(tmp_path: Path) -> None:
+    model = Asker(tmp_path, "def f(data: dict[str, int | bytes]) -> Any: return data")
+    assert model.form(("a", b"\xff")) == {"a": "/w=="}
+    assert model.ask({"a": 1}) == {"a": 1}
+    model = Asker(tmp_path, "def f(data: dict[str, Any]) -> Any: return data")
+    with pytest.raises(InvalidArgument, match="part 'a' of the form is not UTF-8"):
+        model.form(("a", b"\xff"))
 
 
 def test_pydantics_models_within(tmp_path: Path) -> None:

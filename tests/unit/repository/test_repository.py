@@ -150,6 +150,17 @@ def test_no_version_at_all(tmp_path) -> None:
     (folder / "model.py").touch()
     with pytest.raises(ConfigError, match=r"is there: move model.py to 1/model.py$"):
         repository.read_folder(str(folder))
+    folder = make(tmp_path, "e", versions="")
+    (folder / "config.pbtxt").write_text(
+        """platform: "ensemble"
+        input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+        output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+        ensemble_scheduling { step {
+            model_name: "a" model_version: -1
+            input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }"""
+    )
+    with pytest.raises(ConfigError, match=r"is there: an ensemble needs an empty folder '1'$"):
+        repository.read_folder(str(folder))
 
 
 def test_missing_model_file_fails_that_version_only(tmp_path) -> None:

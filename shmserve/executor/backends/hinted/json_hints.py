@@ -20,6 +20,7 @@ from shmserve.executor.backends.hinted.signatures import HintedSignature, plain,
 from shmserve.executor.backends.hinted.unchecked_hints import refuse_dataclasses, refuse_unchecked
 from shmserve.executor.backends.model_errors import one_line
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
+from shmserve.model import ContentType
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.oip.json_calls import (
     JSON_TENSOR,
@@ -55,8 +56,9 @@ class JsonCall:
             self._root = signature.arguments[0].name
         self._kind = signature.arguments[0].hint if self._root else _struct_of(signature)
         self._schemas = _schemas(self._kind, signature.answer, model, summary)
+        self._schemas = replace(self._schemas, media=_media_of(signature))
         self._decode = json_decoder(self._kind, _made)
-        self._fields = _fields(self._kind)
+        self._fields, self._others = _fields(self._kind), _other_fields(self._kind)
         self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
 
     def complete(self, config: AutoCompleteConfig) -> AutoCompleteConfig:
@@ -83,7 +85,10 @@ class JsonCall:
             value = self._of_form(body) if is_form(body) else self._decode(body or b"{}")
         except (UnreadableMessage, msgspec.ValidationError) as ex:
             text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
-            raise InvalidArgument(one_line(text)) from None  # the text may quote a long value
+            text = one_line(text)  # the text may quote a long value
+            if self._schemas.files and not is_form(body) and body.lstrip()[:1] != b"{":
+                text += f": send '{self._schemas.files[0]}' in a form (multipart/form-data)"
+            raise InvalidArgument(text) from None
         if self._root:
             return {self._root: value}
         given = {a.name: getattr(value, a.name) for a in self._signature.arguments}
@@ -91,9 +96,13 @@ class JsonCall:
         return {n: defaults[n] if item is UNSET else item for n, item in given.items()}
 
     def answer(self, result: Any) -> dict[str, Any]:
-        """Return an answer as JSON. Raise Internal if the answer holds an unknown type."""
+        """Return an answer as JSON, or as bytes if it has a content type. Raise Internal if
+        the answer is or holds an unknown type."""
+        is_file = bool(self._schemas.media)
+        if is_file and not isinstance(result, bytes):
+            raise Internal(f"the answer must be bytes, not {type(result).__name__}")
         try:
-            text = self._encode(result)
+            text = result if is_file else self._encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as ex:
             raise Internal(f"the answer has no JSON form: {ex}") from None
         shape = (1, 1) if self._signature.batching else (1,)
@@ -109,12 +118,13 @@ class JsonCall:
                 f"the body is neither JSON nor a form of at most {MAX_PARTS} parts"
             ) from None
         for name, content in parts:
-            if name not in self._fields:
+            if name not in self._fields and not self._others:
                 raise InvalidArgument(
                     f"the form has a part '{name}', and no argument has this name"
                 )
             given.setdefault(name, []).append(content)
-        members = {name: _of_parts(name, self._fields[name], p) for name, p in given.items()}
+        kinds_of = self._fields.get
+        members = {n: _of_parts(n, kinds_of(n, self._others), p) for n, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
 
 
@@ -178,12 +188,17 @@ def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
     info = kinds.type_info(kind)
     if not isinstance(info, _OBJECTS):
         return {}
-    return {
-        field.encode_name: field.type.types
-        if isinstance(field.type, kinds.UnionType)
-        else (field.type,)
-        for field in info.fields
-    }
+    return {field.encode_name: _members(field.type) for field in info.fields}
+
+
+def _other_fields(kind: Any) -> tuple[kinds.Type, ...]:
+    """Return the possible types of the values of a dict; empty for objects of known keys."""
+    info = None if _is_pydantic(kind) else kinds.type_info(kind)
+    return _members(info.value_type) if isinstance(info, kinds.DictType) else ()
+
+
+def _members(kind: kinds.Type) -> tuple[kinds.Type, ...]:
+    return kind.types if isinstance(kind, kinds.UnionType) else (kind,)
 
 
 def _types(hint: Any) -> tuple[kinds.Type, ...]:
@@ -300,6 +315,19 @@ def _fill_in(
     for (kind, _), schema in found.items():
         schemas[kind] = schema
     return {begin + name: schema for name, schema in definitions.items()}
+
+
+def _media_of(signature: HintedSignature) -> str:
+    """Return the content type in the hint of an answer, or "". Raise ConfigError for an answer that
+    cannot have one."""
+    hint = signature.answer
+    found = [n.text for n in getattr(hint, "__metadata__", ()) if isinstance(n, ContentType)]
+    if found and (signature.streams or typing.get_args(hint)[0] is not bytes):
+        raise ConfigError(
+            f"ContentType({found[0]!r}) is for one answer of bytes: write"
+            f" -> Annotated[bytes, ContentType({found[0]!r})]"
+        )
+    return found[0] if found else ""
 
 
 def _is_file(kind: kinds.Type) -> bool:

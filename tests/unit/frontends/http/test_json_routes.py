@@ -45,10 +45,12 @@ def stream(request: FakeRequest) -> Iterator[Outcome]:
         yield Outcome((OutputTensor("json", "BYTES", (1,), view),))
 
 
-def spec(name: str, decoupled: bool = False) -> Any:
+def spec(name: str, decoupled: bool = False, media: str = "") -> Any:
     made = fake_models.spec(name, "BYTES", (1,), decoupled=decoupled)
     tensor = (TensorSpec("json", "BYTES", (1,)),)
-    parameters = {json_calls.SCHEMA_PARAMETER: json_calls.encode_schemas(SCHEMAS)}
+    parameters = {
+        json_calls.SCHEMA_PARAMETER: json_calls.encode_schemas(replace(SCHEMAS, media=media))
+    }
     return replace(made, inputs=tensor, outputs=tensor, parameters=parameters)
 
 
@@ -56,6 +58,7 @@ def make_client(**settings: Any) -> Client:
     client = Client(Settings(**settings))
     models = [*fake_models.models(), (spec("echo"), echo), (spec("stream", True), stream)]
     models += [(spec(name), echo) for name in ("a-b", "a_b", "name")]
+    models.append((spec("picture", media="image/png"), echo))
     other = fake_dispatch.FakeDispatcher(models)
     vars(client.dispatcher).update(vars(other))
     return client
@@ -121,10 +124,22 @@ def test_bodies_that_are_too_large(settings: Any, body: bytes, kind: str, limit:
 
 def test_models_of_tensors_are_told_apart(client: Client) -> None:
     answer = client.ask("POST", "/models/identity", b"{}")
-    text = "model 'identity' takes tensors: its path is /v2/models/identity/infer"
-    assert error_of(answer, 404) == text
+    text = error_of(answer, 404)
+    assert text.startswith(
+        "model 'identity' takes tensors: its paths are /v2/models/identity/infer"
+    )
+    assert text.endswith("for an object of plain JSON, /v2/models/identity/generate")
     assert client.ask("POST", "/models/nobody", b"{}").status == 404
     assert client.ask("GET", "/models/echo").status == 405
+
+
+def test_answers_of_bytes_have_their_content_type(client: Client) -> None:
+    answer = client.ask("POST", "/models/picture", b"\x89PNG")
+    assert (answer.status, answer.headers["content-type"]) == (200, "image/png")
+    assert answer.body == b"\x89PNG"
+    assert client.ask("POST", "/models/echo", b"1").headers["content-type"] == "application/json"
+    operation = client.get("/openapi.json").json["paths"]["/models/picture"]["post"]
+    assert list(operation["responses"]["200"]["content"]) == ["image/png"]
 
 
 def test_streams(client: Client) -> None:

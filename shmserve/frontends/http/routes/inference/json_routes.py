@@ -25,7 +25,13 @@ from shmserve.frontends.http.routes.inference.generate_routes import (
 )
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
-from shmserve.protocol.oip.json_calls import JSON_TENSOR, encode_form, takes_json
+from shmserve.protocol.oip.json_calls import (
+    JSON_TENSOR,
+    SCHEMA_PARAMETER,
+    decode_schemas,
+    encode_form,
+    takes_json,
+)
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.tensor.bytes_codec import LENGTH_BYTES
 from shmserve.waiting import beside_if_large
@@ -41,7 +47,12 @@ class JsonBody(GenerateBody):
     def check(self, signature: ModelSignature) -> RunOptions:
         name = signature.spec.name
         if not takes_json(signature.spec):
-            raise NotFound(f"model '{name}' takes tensors: its path is /v2/models/{name}/infer")
+            path = f"/v2/models/{name}"
+            flat = "generate_stream" if signature.spec.decoupled else "generate"
+            raise NotFound(
+                f"model '{name}' takes tensors: its paths are {path}/infer and, for an object of"
+                f" plain JSON, {path}/{flat}"
+            )
         settings = self._settings
         reader = open_body(self.environ, settings)
         content_type = self.environ.get("CONTENT_TYPE", "")
@@ -77,7 +88,7 @@ class JsonRoutes(GenerateRoutes):
     errors_are_events = False
 
     def on_post(self, req: Request, resp: Response, name: str, version: str = "") -> None:
-        """Answer with the model's JSON, or with server-sent events if the model streams."""
+        """Answer with JSON or bytes, or with server-sent events if the model streams."""
         entry = self._dispatcher.ready_model(name, version)
         if entry.spec.decoupled:
             self.on_post_stream(req, resp, name)
@@ -87,6 +98,8 @@ class JsonRoutes(GenerateRoutes):
             text = _text(inference.run())
             inference.answered()
             resp.set_stream(BufferBody([text], inference.close), len(text))
+            if media := decode_schemas(entry.spec.parameters.get(SCHEMA_PARAMETER, "")).media:
+                resp.content_type = media
             copy_request_id(req, resp)
         except BaseException as ex:
             inference.failed(ex)
