@@ -2,6 +2,7 @@
 
 import math
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,10 @@ def test_metrics_on_an_address_of_their_own() -> None:
         error_of(client.get("/metrics", **{**there, "HTTP_HOST": "evil.example"}), 403)
         unix = {**there, "REMOTE_ADDR": "", "REMOTE_PORT": None}
         assert client.get("/v2", **unix).status == 200, "its client only says so"
+        with socket.socket(socket.AF_UNIX) as sock:  # and the proxy before it names another client
+            proxied = {**there, "gunicorn.socket": sock}
+            assert client.get("/v2", **proxied).status == 200
+            error_of(client.get("/metrics", **proxied), 404)
 
 
 def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
