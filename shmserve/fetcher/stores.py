@@ -39,10 +39,17 @@ _LATE = "repository_timeout_s is over"
 
 
 def quiet() -> None:
-    """Silence the loggers of libraries, because their messages contain requests with keys."""
-    for name in _LIBRARIES:
+    """Silence the loggers of libraries, because their messages contain requests with keys. Call
+    after the log is set up."""
+    for name in _LIBRARIES:  # some have handlers of their own
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [logging.NullHandler()], False
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_own)
+
+
+def _is_own(record: logging.LogRecord) -> bool:
+    return record.name.startswith(("shmserve.", "__main__"))
 
 
 class Store:

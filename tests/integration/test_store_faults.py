@@ -158,6 +158,19 @@ def test_the_token_goes_to_the_hub_alone(hub: Place) -> None:
         elsewhere.stop()
 
 
+def test_signed_addresses_are_not_logged(hub: Place) -> None:
+    """`Place.close` looks for the secret in the log."""
+
+    def redirect(handler: BaseHTTPRequestHandler, answer: Answer) -> Answer:
+        if SECRET in handler.path:
+            return answer
+        return 302, {"Location": f"{handler.path}?Signature={SECRET}"}, b""
+
+    hub.on("get", "", redirect)
+    assert hub.told() == ""
+    assert hub.files() == FILES
+
+
 def account(token_uri: str) -> str:
     """Return the file of a service account of Google's."""
     from cryptography.hazmat.primitives.asymmetric import rsa
