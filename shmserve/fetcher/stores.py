@@ -1,7 +1,6 @@
 """Remote repositories by address, through fsspec: listing, and transfer of a file.
 
-Errors are this module's own, with only the kind of the library's error: texts of libraries may
-contain signed addresses and keys.
+Errors are the server's own (`store_errors`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavai
 from shmserve.fetcher import hub, remote_files
 from shmserve.fetcher.hub import CallLimits
 from shmserve.fetcher.remote_files import MOST_INDEX_BYTES, RemoteFile, RemoteModel
+from shmserve.fetcher.store_errors import told
 from shmserve.repository.remote_index import INDEX
 
 _LIBRARIES = (
@@ -67,7 +67,7 @@ class Store:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **self._options(settings))
         except Exception as ex:
-            raise _told(ex, self.url) from None
+            raise told(ex, self.url) from None
         self._root = self._root.rstrip("/")
 
     def models(self) -> dict[str, RemoteModel]:
@@ -78,7 +78,7 @@ class Store:
         except ConfigError as ex:
             raise ConfigError(f"{self.url}: {ex.message}") from None
         except Exception as ex:
-            raise _told(ex, self.url) from None
+            raise told(ex, self.url) from None
         if not found:  # more likely a mistake than an empty repository
             raise Unavailable(f"{self.url}: it lists no models")
         return found
@@ -90,7 +90,7 @@ class Store:
         try:
             self._transfer(file.key, path, _Progress(file.size, until, self._silence_s))
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         if os.path.getsize(path) != file.size:
             size = os.path.getsize(path)
             raise Unavailable(f"file '{file.path}' came with {size} bytes of {file.size}")
@@ -108,7 +108,10 @@ class Store:
         if self._scheme in ("http", "https"):
             return self._indexed(quote)
         self._fs.invalidate_cache()
-        found = self._call("_find", "find", self._root, withdirs=True, detail=True)
+        if self._scheme == "az":
+            found = self._in_loop(_list_blobs, self._fs, self._root)
+        else:  # a folder of `withdirs` would take the place of a file with its name
+            found = self._call("_find", "find", self._root, withdirs=False, detail=True)
         index = found.get(f"{self._root}/{INDEX}")
         if index is not None:
             return self._indexed(str, index.get("size"))
@@ -174,7 +177,7 @@ class Store:
                 timeout=self._silence_s,
             )
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         encryption = str(head.get("ServerSideEncryption", ""))
         return encryption.startswith("aws:kms") or "SSECustomerAlgorithm" in head
 
@@ -185,17 +188,19 @@ class Store:
             self._fs.invalidate_cache()
             info = self._call("_info", "info", file.key)
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         return remote_files.mark_of(self._scheme, info)
 
     def _call(self, method: str, plain: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:
             self._refresh()
-            function = getattr(self._fs, method)
-            return asyn.sync(self._fs.loop, function, *args, timeout=self._silence_s, **options)
+            return self._in_loop(getattr(self._fs, method), *args, **options)
         until = time.monotonic() + self._silence_s
         with hub.limited(CallLimits(until, _MOST_LISTING_BYTES, "the store does not answer in time")):
             return getattr(self._fs, plain)(*args, **options)
+
+    def _in_loop(self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        return asyn.sync(self._fs.loop, function, *args, timeout=self._silence_s, **options)
 
     def _options(self, settings: Settings) -> dict[str, Any]:
         if self._scheme == "s3":
@@ -250,6 +255,26 @@ class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
             raise DeadlineExceeded(f"nothing came for {self._silence_s:g} s")
 
 
+async def _list_blobs(fs: Any, root: str) -> dict[str, dict[str, Any]]:
+    """Return Azure's blobs below `root` by key. adlfs would ask more, and drop a blob with the name
+    of a folder."""
+    container, _, folder = root.partition("/")
+    found: dict[str, dict[str, Any]] = {}
+    async with fs.service_client.get_container_client(container) as client:
+        prefix = f"{folder}/" if folder else None
+        async for blob in client.list_blobs(name_starts_with=prefix, include=["metadata"]):
+            is_folder = (blob.metadata or {}).get("hdi_isfolder") == "true"
+            found[f"{container}/{blob.name}"] = {
+                "type": "directory" if is_folder else "file",
+                "size": blob.size,
+                "etag": blob.etag,
+                "content_settings": {"content_md5": blob.content_settings.content_md5},
+            }
+            if len(found) > remote_files.MOST_LISTED:
+                break  # `remote_files.models` refuses so many
+    return found
+
+
 async def _receive_blocks(fs: Any, key: str, path: str, progress: _Progress) -> None:
     """Receive a file of `progress.size` bytes in blocks. Azure's library reports bytes only when a
     block is complete, and its own first block has 32 MiB."""
@@ -275,40 +300,3 @@ async def _guarded(receive: Awaitable[None], progress: _Progress) -> None:
         await asyncio.wait({transfer}, timeout=_LOOK_S)
         raise
     await transfer
-
-
-def _told(ex: Exception, what: str) -> ShmserveError:
-    """Return the error to raise for an exception of a library."""
-    if isinstance(ex, ShmserveError):
-        return type(ex)(f"{what}: {ex.message}")
-    return Unavailable(f"{what}: {_reason(ex)}")
-
-
-def _reason(ex: BaseException) -> str:
-    names = {kind.__name__ for kind in type(ex).__mro__}
-    if isinstance(ex, FileNotFoundError):
-        return "it is not there"
-    if isinstance(ex, PermissionError) or names & {"NoCredentialsError", "GatedRepoError"}:
-        return "the store refuses access, or has been shown no credentials"
-    if isinstance(ex, TimeoutError) or names & {"FSTimeoutError", "ReadTimeoutError"}:
-        return "the store does not answer in time"
-    if isinstance(ex, ConnectionError) or names & _UNREACHABLE:
-        return "the store cannot be reached"
-    if isinstance(ex, ImportError):
-        return "a package of the extra 'remote' is missing"
-    if isinstance(ex, OSError) and ex.errno in _DISK:
-        return f"the cache cannot be written ({os.strerror(ex.errno)})"
-    status = getattr(ex, "status", None)
-    if isinstance(status, int):
-        redirected = " after a redirect" if getattr(ex, "history", ()) else ""
-        return f"the store answers with status {status}{redirected}"
-    return f"the store cannot be used ({type(ex).__name__})"
-
-
-_UNREACHABLE = {
-    "ClientConnectionError",
-    "EndpointConnectionError",
-    "HTTPClientError",
-    "ConnectError",
-}
-_DISK = {1, 5, 13, 28, 30, 122}  # EPERM, EIO, EACCES, ENOSPC, EROFS, EDQUOT

@@ -28,7 +28,7 @@ class Place:
     def __init__(self, kind: str, folder: Path, silence_s: float = 2.0) -> None:
         self.store = StandIn(kind)
         self.program = Program(folder / "log", "", **self.store.environ())
-        limits = {"repository_silence_s": silence_s, "repository_timeout_s": 20}
+        limits = {"repository_silence_s": silence_s, "repository_timeout_s": 8}
         self.fetcher = Fetcher(self.program, self.store.url, folder / "cache", **limits)
         self.store.objects = dict(FILES)
 
@@ -80,14 +80,13 @@ def silent(handler: BaseHTTPRequestHandler, _: Answer) -> None:
     handler.close_connection = True
 
 
-def slow(total_s: float) -> Any:
+def slow(bytes_per_s: float) -> Any:
     def act(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
-        """Send the body in pieces that take `total_s` seconds for a whole file."""
         body = answer[2]
         begin(handler, answer)
         size = len(body) // _PIECES + 1
         for start in range(0, len(body), size):
-            time.sleep(total_s / _PIECES)
+            time.sleep(size / bytes_per_s)
             handler.wfile.write(body[start : start + size])
 
     return act
@@ -114,15 +113,46 @@ def test_a_slow_store_is_not_a_silent_one(kind: str, tmp_path: Path) -> None:
     try:
         content = bytes(52 << 20 if kind == "s3" else 3 << 20)  # s3fs takes 50 MiB in one piece
         place.store.objects[LARGE] = content
-        place.on("get", LARGE, slow(4.0))
+        place.on("get", LARGE, slow(len(content) / 4.0))
         assert place.told() == ""
         assert place.files()[LARGE] == content
     finally:
         place.close()
 
 
+def test_a_file_with_the_name_of_a_folder_is_told(place: Place) -> None:
+    assert place.told() == ""
+    place.store.objects["prod/m/1/model.py/inner"] = b"x"
+    text = place.told()
+    if place.store.kind != "hf":  # whose folders are Git's
+        assert text == "'1/model.py' is both a file and a folder"
+        assert place.files() == FILES
+
+
+STATUSES = {
+    401: "the store refuses access, or has been shown no credentials",
+    403: "the store refuses access, or has been shown no credentials",
+    404: "it is not there",
+    400: "the store answers with status 400",
+}
+
+
+def test_a_refusal_is_told_in_words(place: Place) -> None:
+    for status, words in STATUSES.items():
+        for what, about in (("get", "file '1/weights'"), ("list", place.store.url)):
+            place.on(what, LARGE if what == "get" else "", refusal(place.store.kind, status))
+            assert f"{about}: {words}" in place.told()
+
+
+def refusal(kind: str, status: int) -> Any:
+    """Return an act that answers with a status and an error whose code no library knows."""
+    text = {"s3": "<Error><Code>Odd</Code></Error>", "az": "<Error><Code>Odd</Code></Error>"}
+    body = text.get(kind, f'{{"error": {{"code": {status}, "message": "odd"}}}}').encode()
+    return lambda _, answer: (status, {}, body)
+
+
 def test_a_file_that_drips_ends_at_the_deadline(hub: Place) -> None:
-    hub.on("get", LARGE, slow(100.0))
+    hub.on("get", LARGE, slow(3_000.0))
     assert hub.told() == f"file '{LARGE.removeprefix('prod/m/')}': repository_timeout_s is over"
 
 
