@@ -1,5 +1,5 @@
-"""Stand-in for object stores: one server speaks enough of S3, Google's, Azure's and Hugging Face's
-protocols for the fetcher, and answers wrongly on request."""
+"""Stand-in for object stores: speaks the protocols of S3, Google, Azure and Hugging Face as far as the
+fetcher asks, and answers wrongly on request."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from tests.faulty_store import KEYS, SECRET
 Fields = dict[str, str]
 Answer = tuple[int, Fields, bytes]
 # what is asked for ("list", "head", "get" or "token"), key, the handler, the answer without fault;
-# returns the answer to send, or None if the fault has sent one
+# returns the answer to send, or None if an answer has been sent
 Fault = Callable[[str, str, BaseHTTPRequestHandler, Answer], Answer | None]
 _DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 _JSON = {"Content-Type": "application/json"}
@@ -110,7 +110,7 @@ class StandIn:
     # ----------------------------------------------------------------- dialects
 
     def _s3(self, handler: Any, path: str, query: Fields) -> tuple[str, str, Answer]:
-        bucket, _, key = path.lstrip("/").partition("/")
+        key = path.lstrip("/").partition("/")[2]
         if not key:
             return "list", "", (200, _XML, self.s3_listing(self._below(query.get("prefix", ""))))
         what = "head" if handler.command == "HEAD" else "get"

@@ -1,11 +1,11 @@
 """Limits for Hugging Face's library, which waits without deadlines.
 
-The library's functions are synchronous, so nothing can interrupt them from outside. But each of
-their requests passes the hooks of one HTTP client. The hooks limit the wait for each piece of an
-answer, and end a call whose time is over or whose answers are longer than expected. The library
-calls the hooks in the thread of the call, where `limited` has set the call's limits.
+The library's functions are synchronous, so no other thread can interrupt a call. But each request
+passes the hooks of the library's HTTP client. The hooks limit the wait for each piece of an answer,
+and end a call at the deadline or after too many bytes. The library calls the hooks in the thread of
+the call, where `limited` has set the call's limits.
 
-The library sleeps as long as an answer with status 429 or 503 demands. The hooks remove that
+The library sleeps as long as an answer with status 429 or 503 demands. The hooks remove the
 demand, so the library's own pauses hold (8 s at most).
 """
 
@@ -84,7 +84,7 @@ def _client(make: Callable[[], Any], silence_s: float, endpoint: str) -> Any:
         # the library lists with `timeout=None`, which overrides the client's own timeout
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), wait_s)
         if (request.url.scheme, request.url.netloc) != (home.scheme, home.netloc):
-            # the next page of a listing may lie anywhere, and the library sends the token there
+            # the next page of a listing may lie anywhere, and the library sends the token along
             request.headers.pop("Authorization", None)
 
     def after(response: Any) -> None:

@@ -22,10 +22,12 @@ def _reason(ex: BaseException) -> str:
     status, redirected = _status(ex), bool(getattr(ex, "history", ()))
     if isinstance(ex, FileNotFoundError) or (status == 404 and not redirected):
         return "it is not there"
-    if isinstance(ex, PermissionError) or names & _REFUSED or (status in (401, 403) and not redirected):
+    if (
+        isinstance(ex, PermissionError)
+        or names & _REFUSED
+        or (status in (401, 403) and not redirected)
+    ):
         return "the store refuses access, or has been shown no credentials"
-    if status is not None:
-        return f"the store answers with status {status}" + " after a redirect" * redirected
     if isinstance(ex, TimeoutError) or names & {"FSTimeoutError", "ReadTimeoutError"}:
         return "the store does not answer in time"
     if names & _BROKEN:
@@ -34,6 +36,8 @@ def _reason(ex: BaseException) -> str:
         return "the store cannot be reached"
     if names & _UNREADABLE:
         return "the store gives an answer that cannot be read"
+    if status is not None:
+        return f"the store answers with status {status}" + " after a redirect" * redirected
     if isinstance(ex, ImportError):
         return "a package of the extra 'remote' is missing"
     if isinstance(ex, OSError) and ex.errno in _DISK:
@@ -42,12 +46,17 @@ def _reason(ex: BaseException) -> str:
 
 
 def _status(ex: BaseException) -> int | None:
-    """Return the HTTP status in an error of one of the libraries, or None."""
+    """Return the HTTP status in a library's error, or None."""
     for error in (ex, ex.__cause__):
         answer = getattr(error, "response", None)
         if isinstance(answer, Mapping):  # botocore's
             return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-        places = ((error, "status"), (error, "status_code"), (answer, "status_code"), (error, "code"))
+        places = (
+            (error, "status"),
+            (error, "status_code"),
+            (answer, "status_code"),
+            (error, "code"),
+        )
         for owner, name in places:
             found = getattr(owner, name, None)
             if isinstance(found, int) and 300 <= found < 600:

@@ -196,7 +196,9 @@ class Store:
             self._refresh()
             return self._in_loop(getattr(self._fs, method), *args, **options)
         until = time.monotonic() + self._silence_s
-        with hub.limited(CallLimits(until, _MOST_LISTING_BYTES, "the store does not answer in time")):
+        with hub.limited(
+            CallLimits(until, _MOST_LISTING_BYTES, "the store does not answer in time")
+        ):
             return getattr(self._fs, plain)(*args, **options)
 
     def _in_loop(self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
@@ -277,7 +279,7 @@ async def _list_blobs(fs: Any, root: str) -> dict[str, dict[str, Any]]:
 
 async def _receive_blocks(fs: Any, key: str, path: str, progress: _Progress) -> None:
     """Receive a file of `progress.size` bytes in blocks. Azure's library reports bytes only when a
-    block is complete, and its own first block has 32 MiB."""
+    block is complete, and the first block has 32 MiB."""
     with open(path, "wb") as file:
         while (start := file.tell()) < progress.size:
             block = await fs._cat_file(key, start=start, end=min(start + _BLOCK, progress.size))

@@ -145,9 +145,7 @@ def data_bytes(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 
 
-def endless(
-    what: str, _key: str, handler: BaseHTTPRequestHandler, answer: Answer
-) -> Answer | None:
+def endless(what: str, _key: str, handler: BaseHTTPRequestHandler, answer: Answer) -> Answer | None:
     if what != "list":
         return answer
     begin(handler, (200, {"Content-Length": str(1 << 40)}, b""))

@@ -1,4 +1,4 @@
-"""Stores of all kinds that are slow, silent, endless, or send the fetcher elsewhere."""
+"""Stores of all kinds: slow, silent or endless answers, refusals, redirects elsewhere."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ class Place:
         self.store.objects = dict(FILES)
 
     def on(self, what: str, end: str, act: Any) -> None:
-        """Have answers to `what` for keys with this end made by `act`, of handler and answer."""
+        """Have `act` make the answers to `what` for keys with an end, of handler and answer."""
 
         def fault(
             asked: str, key: str, handler: BaseHTTPRequestHandler, answer: Answer
@@ -46,7 +46,7 @@ class Place:
         self.store.fault = fault
 
     def told(self) -> str:
-        """Run a round, and return all that is wrong."""
+        """Run a round, and return all problems."""
         self.fetcher.ask("*")
         problems, unlisted = self.fetcher.answer()
         return " ".join([*problems.values(), *unlisted])
@@ -230,7 +230,9 @@ def test_a_silent_server_of_tokens_stops_no_other_store(tmp_path: Path) -> None:
     google.fault = fault
     try:
         limits = {"repository_silence_s": 2}
-        slow, quick = (Fetcher(program, s.url, tmp_path / s.kind, **limits) for s in (google, amazon))
+        slow, quick = (
+            Fetcher(program, s.url, tmp_path / s.kind, **limits) for s in (google, amazon)
+        )
         slow.ask("*")
         wait_until(asked.is_set, "a token is asked for")
         assert quick.round() == {}

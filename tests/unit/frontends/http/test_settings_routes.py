@@ -304,7 +304,8 @@ def test_scrapes_that_come_together_are_one_run(monkeypatch: pytest.MonkeyPatch)
         return ordinary()
 
     monkeypatch.setattr(coordinator, "report", slow)
-    metrics = Metrics(client.dispatcher, Settings())
+    dispatcher: Any = client.dispatcher
+    metrics = Metrics(dispatcher, Settings())
     with ThreadPoolExecutor(20) as threads:
         texts = [threads.submit(metrics.text) for _ in range(20)]
         runs = metrics._runs[False]

@@ -47,7 +47,9 @@ class Metrics:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
         self._has_cache = bool(settings.response_cache_bytes)
-        self._runs = {hides: SharedRuns(functools.partial(self._made, hides)) for hides in (False, True)}
+        self._runs = {
+            hides: SharedRuns(functools.partial(self._made, hides)) for hides in (False, True)
+        }
 
     def text(self, hide_keys: bool = False) -> bytes:
         """Return all metrics with their present values, without names of keys if `hide_keys`. Raise
