@@ -1,5 +1,5 @@
-"""Stand-in for object stores: speaks the protocols of S3, Google, Azure and Hugging Face as far as the
-fetcher asks, and answers wrongly on request."""
+"""Stand-in for object stores: speaks the protocols of S3, Google, Azure and Hugging Face as far as
+the fetcher asks, and answers wrongly on request."""
 
 import base64
 import hashlib
