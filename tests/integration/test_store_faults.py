@@ -129,6 +129,22 @@ def test_a_file_with_the_name_of_a_folder_is_told(place: Place) -> None:
         assert place.files() == FILES
 
 
+def test_files_of_models_that_never_came_do_not_pile_up(tmp_path: Path) -> None:
+    place = Place("s3", tmp_path)
+    incoming = tmp_path / "cache/incoming"
+    try:
+        place.on("get", LARGE, refusal("s3", 403))
+        for number in range(3):
+            place.store.objects["prod/m/1/model.py"] = b"%d" % number
+            assert "refuses access" in place.told()
+            assert len(list(incoming.glob("*.lock"))) == 1
+        place.store.objects = {"prod/other/1/model.py": b""}
+        assert place.told() == ""
+        assert list(incoming.iterdir()) == []
+    finally:
+        place.close()
+
+
 STATUSES = {
     401: "the store refuses access, or has been shown no credentials",
     403: "the store refuses access, or has been shown no credentials",
