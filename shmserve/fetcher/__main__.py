@@ -8,6 +8,7 @@ that the process is alive.
 import argparse
 import logging
 import os
+import resource
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 4  # concurrent questions; the coordinator keeps the queue short
 _TOLD, _TEXT = 150, 400  # limits of an answer: problems, and characters of each
+# Bytes of memory. A listing of 200,000 files takes at most 1.2 GB. The libraries take in whatever a
+# store answers to a listing, so an endless answer must become an error of that store alone.
+_MEMORY = 2 << 30
 
 
 def main() -> int:
@@ -44,6 +48,7 @@ def main() -> int:
     setproctitle("shmserve: fetcher")
     logs.setup("fetcher", settings.log_level, settings.log_format)
     stores.quiet()
+    _limit_memory()
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -57,6 +62,12 @@ def main() -> int:
     finally:
         lock.release()
     return 0
+
+
+def _limit_memory() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY or soft > _MEMORY:
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, hard))
 
 
 def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:

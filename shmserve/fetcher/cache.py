@@ -128,6 +128,12 @@ class Cache:
             os.unlink(self.file(INCOMING, f"{digest}.lock"))
         sync(self.file(SNAPSHOTS))
 
+    def abandon(self, digest: str) -> None:
+        """Remove the files of an incoming snapshot, unless a process is fetching the snapshot."""
+        with self.locked():
+            if os.path.lexists(self.file(INCOMING, f"{digest}.lock")):
+                self._remove(os.path.join(INCOMING, digest))
+
     def usage(self, but: str = "", kept: Collection[str] = ()) -> int:
         """Return the bytes in the cache, including bytes still to come. Of the incoming snapshot
         `but`, only the `kept` files count. The caller holds the lock."""

@@ -52,6 +52,8 @@ class Rounds:
         self._used: set[str] = set()  # snapshots requested or in use in the previous round
         self._using: set[str] = set()  # and in this round
         self._told: dict[str, dict[str, str]] = {}
+        # latest listed snapshot by address and model; an earlier, incomplete one stays incomplete
+        self._latest: dict[tuple[str, str], str] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
         """List the repositories, and fetch the current files of the named models ("*": all) and of
@@ -81,6 +83,9 @@ class Rounds:
             listed = self._store(url).models()
         except ShmserveError as ex:
             return self._write(path, Catalog(url), problem=ex.message)
+        for address, name in list(self._latest):
+            if address == url and name not in listed:
+                self._abandon_earlier(url, name)
         known = catalog.read(path) or Catalog(url)
         entries = {name: known.models.get(name, CatalogEntry()) for name in listed}
         current = self._write(path, Catalog(url, entries))
@@ -100,6 +105,7 @@ class Rounds:
     def _model(self, url: str, model: RemoteModel, entry: CatalogEntry) -> CatalogEntry:
         try:
             digest = model.digest(url)
+            self._abandon_earlier(url, model.name, digest)
             self._use_also(digest)
             model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, *self._limits)
         except (ShmserveError, OSError) as ex:
@@ -110,6 +116,15 @@ class Rounds:
             about = log_fields(model=model.name, nbytes=model.nbytes, source=url)
             _log.info("fetched", extra=about)
         return CatalogEntry(digest)
+
+    def _abandon_earlier(self, url: str, name: str, digest: str = "") -> None:
+        """Remove received files of an earlier state of a model. "": the model is gone."""
+        with self._lock:
+            earlier = self._latest.pop((url, name), "")
+            if digest:
+                self._latest[url, name] = digest
+        if earlier not in ("", digest):
+            self._cache.abandon(earlier)
 
     def _write(
         self, path: str, made: Catalog, changed: dict[str, CatalogEntry] | None = None,

@@ -1,7 +1,6 @@
 """Remote repositories by address, through fsspec: listing, and transfer of a file.
 
-Errors are this module's own, with only the kind of the library's error: texts of libraries may
-contain signed addresses and keys.
+Errors are the server's own (`store_errors`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from fsspec.callbacks import Callback
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavailable
-from shmserve.fetcher import remote_files
+from shmserve.fetcher import hub, remote_files
+from shmserve.fetcher.hub import CallLimits
 from shmserve.fetcher.remote_files import MOST_INDEX_BYTES, RemoteFile, RemoteModel
+from shmserve.fetcher.store_errors import told
 from shmserve.repository.remote_index import INDEX
 
 _LIBRARIES = (
@@ -32,32 +33,23 @@ _LIBRARIES = (
     *("huggingface_hub", "httpx", "httpcore", "urllib3", "google"),
 )
 _LOOK_S = 0.2  # seconds between two checks of a transfer
+_BLOCK = 1 << 20  # bytes of a transfer that is made in blocks
+_MOST_LISTING_BYTES = 2 * MOST_INDEX_BYTES
+_LATE = "repository_timeout_s is over"
 
 
 def quiet() -> None:
-    """Silence the loggers of libraries, because their messages contain requests with keys."""
-    for name in _LIBRARIES:
+    """Silence the loggers of libraries, because their messages contain requests with keys. Call
+    after the log is set up."""
+    for name in _LIBRARIES:  # some have handlers of their own
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [logging.NullHandler()], False
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_own)
 
 
-def _bound_hub(silence_s: float) -> None:
-    """Limit the waits of Hugging Face's library, which lists without a deadline."""
-    # The library reads these at import, as whole seconds
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(max(1, round(silence_s))))
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(silence_s))))
-    try:
-        from huggingface_hub import set_client_factory
-        from huggingface_hub.utils import _http
-    except ImportError:  # fsspec reports missing packages
-        return
-
-    def client() -> Any:
-        made = _http.default_client_factory()
-        made.timeout = silence_s
-        return made
-
-    set_client_factory(client)
+def _is_own(record: logging.LogRecord) -> bool:
+    return record.name.startswith(("shmserve.", "__main__"))
 
 
 class Store:
@@ -69,11 +61,13 @@ class Store:
         self._scheme = self.url.partition("://")[0]
         self._silence_s = settings.repository_silence_s
         if self._scheme == "hf":
-            _bound_hub(self._silence_s)
+            hub.bound(self._silence_s)
+        if self._scheme == "gs":  # read at import: one range at a time, received as it comes
+            os.environ.setdefault("DEFAULT_GCSFS_CONCURRENCY", "1")
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **self._options(settings))
         except Exception as ex:
-            raise _told(ex, self.url) from None
+            raise told(ex, self.url) from None
         self._root = self._root.rstrip("/")
 
     def models(self) -> dict[str, RemoteModel]:
@@ -84,7 +78,7 @@ class Store:
         except ConfigError as ex:
             raise ConfigError(f"{self.url}: {ex.message}") from None
         except Exception as ex:
-            raise _told(ex, self.url) from None
+            raise told(ex, self.url) from None
         if not found:  # more likely a mistake than an empty repository
             raise Unavailable(f"{self.url}: it lists no models")
         return found
@@ -96,7 +90,7 @@ class Store:
         try:
             self._transfer(file.key, path, _Progress(file.size, until, self._silence_s))
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         if os.path.getsize(path) != file.size:
             size = os.path.getsize(path)
             raise Unavailable(f"file '{file.path}' came with {size} bytes of {file.size}")
@@ -114,14 +108,21 @@ class Store:
         if self._scheme in ("http", "https"):
             return self._indexed(quote)
         self._fs.invalidate_cache()
-        found = self._call("_find", "find", self._root, withdirs=True, detail=True)
-        if f"{self._root}/{INDEX}" in found:
-            return self._indexed(str)
+        if self._scheme == "az":
+            found = self._in_loop(_list_blobs, self._fs, self._root)
+        else:  # a folder of `withdirs` would take the place of a file with its name
+            found = self._call("_find", "find", self._root, withdirs=False, detail=True)
+        index = found.get(f"{self._root}/{INDEX}")
+        if index is not None:
+            return self._indexed(str, index.get("size"))
         return self._files(found)
 
-    def _indexed(self, escaped: Callable[[str], str]) -> Iterator[tuple[str, RemoteFile]]:
-        """Yield the files of the repository's index file."""
-        limits = _Progress(MOST_INDEX_BYTES, time.monotonic() + self._silence_s, self._silence_s)
+    def _indexed(
+        self, escaped: Callable[[str], str], size: int | None = None
+    ) -> Iterator[tuple[str, RemoteFile]]:
+        """Yield the files of the repository's index file. `size`: bytes of the index, as listed."""
+        most = MOST_INDEX_BYTES if size is None else min(size, MOST_INDEX_BYTES)
+        limits = _Progress(most, time.monotonic() + self._silence_s, self._silence_s)
         with NamedTemporaryFile(prefix="shmserve-") as file:
             self._transfer(f"{self._root}/{INDEX}", file.name, limits)
             data = Path(file.name).read_bytes()
@@ -131,7 +132,9 @@ class Store:
 
     def _files(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
         for key, info in found.items():
-            path = key.removeprefix(self._root).removeprefix("/")
+            if not key.startswith(f"{self._root}/"):
+                continue  # of no repository here, or the repository's own folder
+            path = key.removeprefix(f"{self._root}/")
             is_folder = info.get("type") == "directory"
             if is_folder or (path.endswith("/") and not info.get("size")):
                 yield f"{path.rstrip('/')}/", RemoteFile("", 0, "", key)
@@ -143,10 +146,23 @@ class Store:
     # ----------------------------------------------------------------- transfer
 
     def _transfer(self, key: str, path: str, progress: _Progress) -> None:
-        if self._fs.async_impl:
-            asyn.sync(self._fs.loop, _guarded, self._fs, key, path, progress)
-        else:  # hf is not asynchronous, and `_bound_hub` limits its waits
-            self._fs.get_file(key, path, callback=progress)
+        if not self._fs.async_impl:  # hf
+            with hub.limited(CallLimits(progress.until, _MOST_LISTING_BYTES, _LATE)):
+                self._fs.get_file(key, path, callback=progress)
+            return
+        self._refresh()
+        if self._scheme == "az":
+            receive = _receive_blocks(self._fs, key, path, progress)
+        else:
+            options = {"max_concurrency": 1} if self._scheme == "s3" else {}
+            receive = self._fs._get_file(key, path, callback=progress, **options)
+        asyn.sync(self._fs.loop, _guarded, receive, progress)
+
+    def _refresh(self) -> None:
+        """Renew Google's credentials if they end soon. The library itself would do so in the loop
+        of all stores' transfers, which would stand still meanwhile."""
+        if self._scheme == "gs":
+            self._fs.credentials.maybe_refresh()
 
     def _is_encrypted(self, file: RemoteFile) -> bool:
         """Return True if S3's encryption explains an entity tag that is not the content's MD5."""
@@ -161,7 +177,7 @@ class Store:
                 timeout=self._silence_s,
             )
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         encryption = str(head.get("ServerSideEncryption", ""))
         return encryption.startswith("aws:kms") or "SSECustomerAlgorithm" in head
 
@@ -172,20 +188,29 @@ class Store:
             self._fs.invalidate_cache()
             info = self._call("_info", "info", file.key)
         except Exception as ex:
-            raise _told(ex, f"file '{file.path}'") from None
+            raise told(ex, f"file '{file.path}'") from None
         return remote_files.mark_of(self._scheme, info)
 
     def _call(self, method: str, plain: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:
-            function = getattr(self._fs, method)
-            return asyn.sync(self._fs.loop, function, *args, timeout=self._silence_s, **options)
-        return getattr(self._fs, plain)(*args, **options)
+            self._refresh()
+            return self._in_loop(getattr(self._fs, method), *args, **options)
+        until = time.monotonic() + self._silence_s
+        with hub.limited(
+            CallLimits(until, _MOST_LISTING_BYTES, "the store does not answer in time")
+        ):
+            return getattr(self._fs, plain)(*args, **options)
+
+    def _in_loop(self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        return asyn.sync(self._fs.loop, function, *args, timeout=self._silence_s, **options)
 
     def _options(self, settings: Settings) -> dict[str, Any]:
         if self._scheme == "s3":
             times = {"connect_timeout": self._silence_s, "read_timeout": self._silence_s}
             retries = {"total_max_attempts": 3, "mode": "standard"}
             return {"config_kwargs": {**times, "retries": retries}}
+        if self._scheme == "hf":
+            return {"max_workers": 1}  # list in the calling thread, which has the limits
         if self._scheme in ("http", "https") and settings.repository_http_headers:
             pairs = (text.partition("=") for text in settings.repository_http_headers)
             fields = {name.strip(): value.strip() for name, _, value in pairs}
@@ -212,7 +237,8 @@ class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
 
     def __init__(self, size: int, until: float, silence_s: float) -> None:
         super().__init__(size=size)
-        self._most, self._until, self._silence_s = size, until, silence_s
+        self.until = until
+        self._most, self._silence_s = size, silence_s
         self._at = time.monotonic()
 
     def relative_update(self, inc: int = 1) -> None:
@@ -225,15 +251,47 @@ class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
         now = time.monotonic()
         if self.value > self._most:
             raise Unavailable(f"it is longer than the {self._most} bytes that were told")
-        if now > self._until:
-            raise DeadlineExceeded("repository_timeout_s is over")
+        if now > self.until:
+            raise DeadlineExceeded(_LATE)
         if now - self._at > self._silence_s:
             raise DeadlineExceeded(f"nothing came for {self._silence_s:g} s")
 
 
-async def _guarded(fs: Any, key: str, path: str, progress: _Progress) -> None:
+async def _list_blobs(fs: Any, root: str) -> dict[str, dict[str, Any]]:
+    """Return Azure's blobs below `root` by key. adlfs would ask more, and drop a blob with the name
+    of a folder."""
+    container, _, folder = root.partition("/")
+    found: dict[str, dict[str, Any]] = {}
+    async with fs.service_client.get_container_client(container) as client:
+        prefix = f"{folder}/" if folder else None
+        async for blob in client.list_blobs(name_starts_with=prefix, include=["metadata"]):
+            is_folder = (blob.metadata or {}).get("hdi_isfolder") == "true"
+            found[f"{container}/{blob.name}"] = {
+                "type": "directory" if is_folder else "file",
+                "size": blob.size,
+                "etag": blob.etag,
+                "content_settings": {"content_md5": blob.content_settings.content_md5},
+            }
+            if len(found) > remote_files.MOST_LISTED:
+                break  # `remote_files.models` refuses so many
+    return found
+
+
+async def _receive_blocks(fs: Any, key: str, path: str, progress: _Progress) -> None:
+    """Receive a file of `progress.size` bytes in blocks. Azure's library reports bytes only when a
+    block is complete, and the first block has 32 MiB."""
+    with open(path, "wb") as file:
+        while (start := file.tell()) < progress.size:
+            block = await fs._cat_file(key, start=start, end=min(start + _BLOCK, progress.size))
+            if not block:
+                break
+            file.write(block)
+            progress.relative_update(len(block))
+
+
+async def _guarded(receive: Awaitable[None], progress: _Progress) -> None:
     """Run a transfer and check its limits until the end."""
-    transfer = asyncio.ensure_future(fs._get_file(key, path, callback=progress))
+    transfer = asyncio.ensure_future(receive)
     try:
         while not transfer.done():
             await asyncio.wait({transfer}, timeout=_LOOK_S)
@@ -244,40 +302,3 @@ async def _guarded(fs: Any, key: str, path: str, progress: _Progress) -> None:
         await asyncio.wait({transfer}, timeout=_LOOK_S)
         raise
     await transfer
-
-
-def _told(ex: Exception, what: str) -> ShmserveError:
-    """Return the error to raise for an exception of a library."""
-    if isinstance(ex, ShmserveError):
-        return type(ex)(f"{what}: {ex.message}")
-    return Unavailable(f"{what}: {_reason(ex)}")
-
-
-def _reason(ex: BaseException) -> str:
-    names = {kind.__name__ for kind in type(ex).__mro__}
-    if isinstance(ex, FileNotFoundError):
-        return "it is not there"
-    if isinstance(ex, PermissionError) or names & {"NoCredentialsError", "GatedRepoError"}:
-        return "the store refuses access, or has been shown no credentials"
-    if isinstance(ex, TimeoutError) or names & {"FSTimeoutError", "ReadTimeoutError"}:
-        return "the store does not answer in time"
-    if isinstance(ex, ConnectionError) or names & _UNREACHABLE:
-        return "the store cannot be reached"
-    if isinstance(ex, ImportError):
-        return "a package of the extra 'remote' is missing"
-    if isinstance(ex, OSError) and ex.errno in _DISK:
-        return f"the cache cannot be written ({os.strerror(ex.errno)})"
-    status = getattr(ex, "status", None)
-    if isinstance(status, int):
-        redirected = " after a redirect" if getattr(ex, "history", ()) else ""
-        return f"the store answers with status {status}{redirected}"
-    return f"the store cannot be used ({type(ex).__name__})"
-
-
-_UNREACHABLE = {
-    "ClientConnectionError",
-    "EndpointConnectionError",
-    "HTTPClientError",
-    "ConnectError",
-}
-_DISK = {1, 5, 13, 28, 30, 122}  # EPERM, EIO, EACCES, ENOSPC, EROFS, EDQUOT

@@ -22,13 +22,13 @@ FILES = {"config.pbtxt": b"", "1/model.py": b"one" * 1000, "1/weights": b"w" * 3
 class Program:
     """Process that fetches."""
 
-    def __init__(self, log: Path, endpoint: str) -> None:
+    def __init__(self, log: Path, endpoint: str, **environ: str) -> None:
         self._log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.fetch_program"],
                 cwd=ROOT,
-                env={**os.environ, **KEYS, "AWS_ENDPOINT_URL": endpoint},
+                env={**os.environ, **KEYS, "AWS_ENDPOINT_URL": endpoint, **environ},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

@@ -1,7 +1,9 @@
 """Service with models in an S3 store: start, changes, and absence of the store."""
 
 import os
+import resource
 import signal
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from tests.faulty_store import KEYS, SECRET, Faulty, Moto
 from tests.holding import replace
 from tests.running_server import RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, only
+from tests.store_stand_in import Answer, StandIn, begin
 
 pytestmark = pytest.mark.needs("remote")
 
@@ -111,6 +114,43 @@ def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
         assert "2/model.py" in told["error"]
         assert result(server, "new") == 1001
     assert SECRET not in server.log()
+
+
+def test_an_endless_listing_does_not_take_all_memory(tmp_path: Path) -> None:
+    """The store sends more than the fetcher's memory, and the model serves on."""
+    store = StandIn("s3")
+    store.objects = {
+        "prod/add/config.pbtxt": CONFIG.encode(),
+        "prod/add/1/model.py": (MODEL % 10).encode(),
+    }
+    settings = {"repository_cache_dir": tmp_path / "cache", "poll_interval_s": 0.3, **SMALL}
+    settings |= {"model_control": "poll", "repository_silence_s": 5}
+    with Server(store.url, store.environ(), **settings) as server:
+        (pid,) = server.pids("fetcher")
+        limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
+        assert limit == 2 << 30
+        resource.prlimit(pid, resource.RLIMIT_DATA, (data_bytes(pid) + (200 << 20),) * 2)
+        store.fault = endless
+        wait_until(lambda: "reason" in index(server)["add"], "it is told")
+        assert result(server, "add") == 11
+        assert server.pids("fetcher") == [pid]
+        store.fault = None
+        wait_until(lambda: "reason" not in index(server)["add"], "the store is well again")
+    store.stop()
+
+
+def data_bytes(pid: int) -> int:
+    """Return the memory of a process that RLIMIT_DATA counts."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+
+def endless(what: str, _key: str, handler: BaseHTTPRequestHandler, answer: Answer) -> Answer | None:
+    if what != "list":
+        return answer
+    begin(handler, (200, {"Content-Length": str(1 << 40)}, b""))
+    while True:  # until the fetcher hangs up
+        handler.wfile.write(bytes(1 << 20))
 
 
 def test_a_store_that_is_not_there(store: Faulty, tmp_path: Path) -> None:

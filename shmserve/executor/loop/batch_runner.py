@@ -48,6 +48,7 @@ class BatchMember(runner.RunOutcome, eq=False):
         request: request as the backend sees it; None until the inputs are there.
         outputs: outputs as placed for the answer; None before the model has answered.
         gathered: bytes that were copied into the batch.
+        is_unreadable: True if the inputs could not be read, so the request was not in the batch.
     """
 
     answer: Answer = Answer(0)
@@ -55,6 +56,7 @@ class BatchMember(runner.RunOutcome, eq=False):
     request: ExecutorRequest | None = None
     outputs: Outputs | None = None
     gathered: int = 0
+    is_unreadable: bool = False
 
     def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
         """Add the request to the run, and copy the inputs into a gathered batch."""
@@ -153,8 +155,11 @@ class BatchRunner(Struct, eq=False):
         with self._model_runs:
             members = self._run(batch, now_ns)
             runs = [members]
-            if self._should_part(members):
-                runs = [[self._run_alone(member)] for member in members]
+            if self._should_part([m for m in members if not m.is_unreadable]):
+                runs = [
+                    [member if member.is_unreadable else self._run_alone(member)]
+                    for member in members
+                ]
         for run in runs:
             self._count_run(run)
         return [member for run in runs for member in run]
@@ -172,8 +177,8 @@ class BatchRunner(Struct, eq=False):
                 self._statistics.finished(member.answer.timing)
 
     def _should_part(self, members: list[BatchMember]) -> bool:
-        """Return True if a gathered batch has failed, and the model refuses values, or the requests
-        want different outputs."""
+        """Return True if a gathered batch of these requests has failed, and the model refuses
+        values, or the requests want different outputs."""
         if not all(member.has_failed for member in members):
             return False
         config, outputs = self._workspace.spec.config, self._workspace.outputs
@@ -276,6 +281,7 @@ class BatchRunner(Struct, eq=False):
         except ShmserveError as ex:
             self._workspace.devices.settle()  # copies to the GPU may be under way
             member.fail(ex)
+            member.is_unreadable = True
 
     def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:
         """Have the model run, and place the responses. Return when the model was done, in ns."""

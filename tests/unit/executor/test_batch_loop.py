@@ -18,7 +18,7 @@ from shmserve.core.memory.slots import SlotState
 from shmserve.core.stats.executor_counters import read
 from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.errors import InvalidArgument, ModelFailure, QueueFull, ShmserveError
+from shmserve.errors import InvalidArgument, ModelFailure, NotFound, QueueFull, ShmserveError
 from shmserve.executor.backend import BatchForm, Output, Request, Response
 from shmserve.executor.wrappers.ragged import RaggedBackend
 from shmserve.tensor.config_document import (
@@ -549,4 +549,28 @@ def test_client_memory_that_is_gone_is_its_own_clients_trouble(rig, batching, mo
     assert getattr(clients.results[1], "message", "") == "gone"
     for number, count in ((0, 2), (2, 3)):
         np.testing.assert_array_equal(clients.results[number], rows(count, value=2 * count))
+    clients.assert_no_slots()
+
+
+def test_a_request_without_memory_does_not_spoil_who_runs_again(rig: Rig, monkeypatch) -> None:
+    def model(request: Request) -> Response:
+        if (request.inputs["IN"].numpy() > 4).any():
+            raise InvalidArgument("too large")
+        return own_doubled(request)
+
+    clients = Clients(rig, spec_of(PLAIN, max_batch_size=16), Gate(model, BatchForm.STACKED))
+    workspace = clients.loop._workspace
+    ordinary = workspace.copy_input
+
+    def without_seven(frontend: Any, tensor: Any, target: memoryview) -> None:
+        if tensor.shape[0] == 7:
+            raise NotFound("gone")
+        ordinary(frontend, tensor, target)
+
+    monkeypatch.setattr(workspace, "copy_input", without_seven)
+    clients.queue(rows(2, value=2), rows(7), rows(3, value=5))
+    clients.finish()
+    assert failed_with(clients.results[1], NotFound, "gone")
+    assert failed_with(clients.results[2], InvalidArgument, "too large")
+    np.testing.assert_array_equal(clients.results[0], rows(2, value=4))
     clients.assert_no_slots()

@@ -49,8 +49,10 @@ def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
     ports = {bind.rpartition(":")[2] for bind in settings.metrics_bind}
 
     def by_port(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        # On a Unix socket SERVER_PORT comes from the client's Host, so only TCP ports count.
-        tcp = environ.get("REMOTE_PORT") is not None
+        # On a Unix socket SERVER_PORT comes from the client's Host, so only TCP ports count. With
+        # PROXY protocol REMOTE_PORT may be that of the proxy's client.
+        is_unix = getattr(environ.get("gunicorn.socket"), "family", None) == socket.AF_UNIX
+        tcp = environ.get("REMOTE_PORT") is not None and not is_unix
         target = metrics if tcp and environ["SERVER_PORT"] in ports else application
         return target(environ, start_response)
 

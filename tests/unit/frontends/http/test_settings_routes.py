@@ -2,6 +2,9 @@
 
 import math
 import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from shmserve.core.stats.executor_counters import OTHER_SIZES
 from shmserve.core.stats.request_counters import OTHER, Reason, RequestCounts
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.routes.inference import body_reader
+from shmserve.frontends.http.routes.scrape.prometheus_text import Metrics
 from shmserve.protocol.control.stats_messages import (
     GpuReport,
     ModelReport,
@@ -29,6 +33,7 @@ from shmserve.protocol.control.stats_messages import (
     UsageReport,
 )
 from shmserve.tensor.spec import EnsembleStep
+from tests.running_server import wait_until
 from tests.unit.frontends.key_files import KEY, one_key
 from tests.unit.http_client import INFER, Client, as_json, error_of
 
@@ -281,6 +286,33 @@ def test_metrics_on_an_address_of_their_own() -> None:
         error_of(client.get("/metrics", **{**there, "HTTP_HOST": "evil.example"}), 403)
         unix = {**there, "REMOTE_ADDR": "", "REMOTE_PORT": None}
         assert client.get("/v2", **unix).status == 200, "its client only says so"
+        with socket.socket(socket.AF_UNIX) as sock:  # and the proxy before it names another client
+            proxied = {**there, "gunicorn.socket": sock}
+            assert client.get("/v2", **proxied).status == 200
+            error_of(client.get("/metrics", **proxied), 404)
+
+
+def test_scrapes_that_come_together_are_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    coordinator = client.dispatcher.coordinator
+    coordinator.numbers = report()
+    ordinary, reports, go_on = coordinator.report, [], threading.Event()
+
+    def slow() -> Any:
+        reports.append(1)
+        assert go_on.wait(60)
+        return ordinary()
+
+    monkeypatch.setattr(coordinator, "report", slow)
+    dispatcher: Any = client.dispatcher
+    metrics = Metrics(dispatcher, Settings())
+    with ThreadPoolExecutor(20) as threads:
+        texts = [threads.submit(metrics.text) for _ in range(20)]
+        runs = metrics._runs[False]
+        wait_until(lambda: len(runs._waiting) == 19, "scrapes wait")
+        go_on.set()
+        assert {b"shmserve_requests_total" in text.result(60) for text in texts} == {True}
+    assert len(reports) == 2
 
 
 def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:

@@ -28,6 +28,7 @@ from shmserve.frontends.http.routes.scrape.custom_text import custom_text
 from shmserve.frontends.http.routes.scrape.gpu_metrics import gpu_families
 from shmserve.frontends.http.routes.scrape.triton_metrics import triton_text
 from shmserve.frontends.presented_keys import UNKNOWN
+from shmserve.frontends.shared_runs import SharedRuns
 from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -46,10 +47,16 @@ class Metrics:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
         self._has_cache = bool(settings.response_cache_bytes)
+        self._runs = {
+            hides: SharedRuns(functools.partial(self._made, hides)) for hides in (False, True)
+        }
 
     def text(self, hide_keys: bool = False) -> bytes:
         """Return all metrics with their present values, without names of keys if `hide_keys`. Raise
         Unavailable if the coordinator is away, and did not come back in time."""
+        return self._runs[hide_keys].result()
+
+    def _made(self, hide_keys: bool) -> bytes:
         report = self._dispatcher.coordinator.report()
         if hide_keys:
             report = replace(report, keys=_without_names(report.keys))
