@@ -52,7 +52,7 @@ class StandIn:
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -14,6 +14,7 @@ A snapshot appears by a rename after all of its files have reached the disk, and
 rename. Snapshots share equal files as hard links.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -130,9 +131,8 @@ class Cache:
 
     def abandon(self, digest: str) -> None:
         """Remove the files of an incoming snapshot, unless a process is fetching the snapshot."""
-        with self.locked():
-            if os.path.lexists(self.file(INCOMING, f"{digest}.lock")):
-                self._remove(os.path.join(INCOMING, digest))
+        with self.locked(), contextlib.suppress(FileNotFoundError):
+            self._remove(os.path.join(INCOMING, digest))
 
     def usage(self, but: str = "", kept: Collection[str] = ()) -> int:
         """Return the bytes in the cache, including bytes still to come. Of the incoming snapshot

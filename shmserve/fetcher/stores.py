@@ -34,6 +34,7 @@ _LIBRARIES = (
 )
 _LOOK_S = 0.2  # seconds between two checks of a transfer
 _BLOCK = 1 << 20  # bytes of a transfer that is made in blocks
+_BLOCKS = 8  # at a time
 _MOST_LISTING_BYTES = 2 * MOST_INDEX_BYTES
 _LATE = "repository_timeout_s is over"
 
@@ -278,15 +279,25 @@ async def _list_blobs(fs: Any, root: str) -> dict[str, dict[str, Any]]:
 
 
 async def _receive_blocks(fs: Any, key: str, path: str, progress: _Progress) -> None:
-    """Receive a file of `progress.size` bytes in blocks. Azure's library reports bytes only when a
-    block is complete, and the first block has 32 MiB."""
+    """Receive a file of `progress.size` bytes in blocks, several at a time. Azure's library reports
+    bytes only when a block is complete, and the first block has 32 MiB."""
+
+    async def block(start: int) -> bytes:
+        end = min(start + _BLOCK, progress.size)
+        data: bytes = await fs._cat_file(key, start=start, end=end)
+        progress.relative_update(len(data))
+        return data
+
+    window = _BLOCKS * _BLOCK
     with open(path, "wb") as file:
-        while (start := file.tell()) < progress.size:
-            block = await fs._cat_file(key, start=start, end=min(start + _BLOCK, progress.size))
-            if not block:
-                break
-            file.write(block)
-            progress.relative_update(len(block))
+        for begin in range(0, progress.size, window):
+            starts = range(begin, min(begin + window, progress.size), _BLOCK)
+            blocks = [asyncio.ensure_future(block(start)) for start in starts]
+            try:
+                file.writelines(await asyncio.gather(*blocks))
+            finally:
+                for each in blocks:
+                    each.cancel()
 
 
 async def _guarded(receive: Awaitable[None], progress: _Progress) -> None:

@@ -17,11 +17,12 @@ _Result = TypeVar("_Result")
 
 
 class _Waiter(Generic[_Result]):
-    """A waiting caller. `leads`: True if the caller is to run the work itself."""
+    """A waiting caller. `leads`: True if the caller is to run the work itself. `has_left`: True if
+    the caller has stopped waiting."""
 
     def __init__(self) -> None:
         self.event: WaitEvent = waiting.event()
-        self.leads = False
+        self.leads = self.has_left = False
         self.results: list[_Result] = []
         self.error: ShmserveError | None = None
 
@@ -65,6 +66,7 @@ class SharedRuns(Generic[_Result]):
 
     def _leave(self, mine: _Waiter[_Result]) -> None:
         with self._lock:
+            mine.has_left = True
             if mine in self._waiting:
                 self._waiting.remove(mine)
             leads = mine.leads
@@ -84,7 +86,7 @@ class SharedRuns(Generic[_Result]):
             raise
         except BaseException:  # the caller's greenlet ends, or a defect: the next one tries
             with self._lock:
-                self._waiting[:0] = followers
+                self._waiting[:0] = [each for each in followers if not each.has_left]
             followers = []
             raise
         finally:

@@ -1,5 +1,6 @@
 """Service with models in an S3 store: start, changes, and absence of the store."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -125,7 +126,7 @@ def test_an_endless_listing_does_not_take_all_memory(tmp_path: Path) -> None:
     }
     settings = {"repository_cache_dir": tmp_path / "cache", "poll_interval_s": 0.3, **SMALL}
     settings |= {"model_control": "poll", "repository_silence_s": 5}
-    with Server(store.url, store.environ(), **settings) as server:
+    with contextlib.closing(store), Server(store.url, store.environ(), **settings) as server:
         (pid,) = server.pids("fetcher")
         limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
         assert limit == 2 << 30
@@ -136,7 +137,6 @@ def test_an_endless_listing_does_not_take_all_memory(tmp_path: Path) -> None:
         assert server.pids("fetcher") == [pid]
         store.fault = None
         wait_until(lambda: "reason" not in index(server)["add"], "the store is well again")
-    store.stop()
 
 
 def data_bytes(pid: int) -> int:
@@ -149,8 +149,9 @@ def endless(what: str, _key: str, handler: BaseHTTPRequestHandler, answer: Answe
     if what != "list":
         return answer
     begin(handler, (200, {"Content-Length": str(1 << 40)}, b""))
-    while True:  # until the fetcher hangs up
+    for _ in range(4096):  # at most: until the fetcher hangs up
         handler.wfile.write(bytes(1 << 20))
+    return None
 
 
 def test_a_store_that_is_not_there(store: Faulty, tmp_path: Path) -> None:

@@ -82,6 +82,24 @@ def test_the_end_of_a_caller_is_not_the_end_of_the_others() -> None:
         assert others() == [2] * 3
 
 
+def test_a_caller_that_has_left_is_not_the_next_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_runs, "_PATIENCE_S", 0.01)
+    ends = [True, False]
+
+    def work() -> int:
+        shared._leave(leaving)
+        if ends.pop(0):
+            raise SystemExit
+        return 5
+
+    shared = SharedRuns(work)
+    leaving = shared_runs._Waiter[int]()
+    shared._runs, shared._waiting = True, [leaving]
+    with pytest.raises(SystemExit):
+        shared._lead()
+    assert shared.result() == 5
+
+
 def test_who_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_runs, "_PATIENCE_S", 0.01)
     work = Work()
