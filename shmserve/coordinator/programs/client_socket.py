@@ -11,8 +11,9 @@ memory (`Region.sealed`). Huge pages are refused: hugetlbfs may have no page lef
 hole.
 
 The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
-descriptor is known to be memory. On a file of a FUSE file system both calls can wait for the peer
-(`transport.deferred_close`).
+descriptor is known to be memory: both calls can wait for the peer (`transport.deferred_close`). For
+the same reason the thread closes no connection that may have unread descriptors. Until then a
+connection counts as its user's.
 """
 
 import errno
@@ -27,6 +28,7 @@ from collections import Counter
 from shmserve import errors
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
+from shmserve.coordinator.programs.program_connection import PATIENCE_S, ClientConnection
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.access import Access
 from shmserve.core.caller import Caller
@@ -37,51 +39,16 @@ from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as wire
 from shmserve.shm import passed_memory
 from shmserve.transport import rundir
-from shmserve.transport.channel import Channel, listen
+from shmserve.transport.channel import listen
 from shmserve.transport.deferred_close import DeferredClose
-from shmserve.transport.trust import peer_credentials
+from shmserve.transport.stranger_channel import StrangerChannel, pass_descriptors
 
 _log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 512
 _MAX_PER_USER = 64
 _MAX_MESSAGE = 64 * 1024
-_PATIENCE_S = 5.0  # time for a hello, and for a reply to be read
 _PAGE = 128  # most regions in one reply
-_ANCILLARY = socket.CMSG_SPACE(2 * 4)  # room for one descriptor too many, which is reported
-
-
-class ClientConnection:
-    """Connection of one program. `reply`: unsent bytes. `lane`: socket to be sent along with
-    `reply`."""
-
-    def __init__(self, sock: socket.socket, channel: Channel, now: float) -> None:
-        self.sock = sock
-        self.channel = channel
-        self.caller = peer_credentials.caller_of(sock)
-        self.greeted = False
-        self.ending = False  # close once the reply is sent
-        self.reply = b""
-        self.lane: socket.socket | None = None
-        self.deadline = now + _PATIENCE_S
-
-    def greet(self, version: int) -> wire.ServerHello:
-        """Note the program's hello and return the answer. After the answer, a connection of
-        another version ends."""
-        self.greeted = True
-        self.ending = version != wire.VERSION
-        return wire.ServerHello(wire.VERSION, lanes=True, models=True)
-
-    def send_reply(self) -> bool:
-        """Send the reply, with the lane if any. Return False if the socket is full."""
-        riding = () if self.lane is None else (self.lane.fileno(),)
-        if not self.channel.send(self.reply, riding, wait=False):
-            return False
-        self.reply = b""
-        if self.lane is not None:
-            self.lane.close()
-            self.lane = None
-        return True
 
 
 class ClientSocket:
@@ -103,6 +70,7 @@ class ClientSocket:
         self._path = rundir.client_socket(settings)
         self._connections: set[ClientConnection] = set()
         self._per_user: Counter[int] = Counter()
+        self._closing: list[ClientConnection] = []
         self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
         self._closer = DeferredClose()
@@ -116,7 +84,7 @@ class ClientSocket:
             self._open()
         elif not serving and self._listener is not None:
             self._selector.unregister(self._listener)
-            self._listener.close()
+            self._closer.close_socket(self._listener)
             self._listener = None
             for connection in list(self._connections):
                 self._end(connection)
@@ -151,13 +119,14 @@ class ClientSocket:
             if ex.errno in (errno.EMFILE, errno.ENFILE):
                 _log.error("no descriptors left for client connections")
             return
-        channel = Channel(sock, self._buffer, self._closer.close)
+        channel = StrangerChannel(sock, self._buffer, self._closer)
         connection = ClientConnection(sock, channel, time.monotonic())
         uid = connection.caller.uid
+        self._count_closed()
         if len(self._connections) >= _MAX_CONNECTIONS or self._per_user[uid] >= _MAX_PER_USER:
             flight_recorder.record("limit reached", f"uid {uid}", "too many client connections")
             _log.warning("too many client connections", extra=log_fields(uid=uid))
-            sock.close()
+            channel.close()
             return
         self._connections.add(connection)
         self._per_user[uid] += 1
@@ -185,15 +154,14 @@ class ClientSocket:
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
-                connection.deadline = now + _PATIENCE_S
+                connection.deadline = now + PATIENCE_S
                 self._send(connection)
         for connection in list(self._connections):
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
                 self._end(connection)
 
     def _receive(self, connection: ClientConnection) -> tuple[wire.ToServer, list[int]] | None:
-        space = 0 if self._closer.stuck else _ANCILLARY
-        received = connection.channel.receive_within(0.0, space)
+        received = connection.channel.receive_next()
         if received is None:
             return None
         data, fds = received
@@ -316,13 +284,18 @@ class ClientSocket:
 
     def _end(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-        self._per_user[connection.caller.uid] -= 1
-        if not self._per_user[connection.caller.uid]:
-            del self._per_user[connection.caller.uid]
         self._selector.unregister(connection.sock)
         connection.channel.close()
+        self._closing.append(connection)
         if connection.lane is not None:
             connection.lane.close()
+
+    def _count_closed(self) -> None:
+        """Note which connections the closing thread has closed."""
+        for connection in [c for c in self._closing if c.sock.fileno() < 0]:
+            self._closing.remove(connection)
+            self._per_user[connection.caller.uid] -= 1
+        self._per_user += Counter()  # drops zeros
 
 
 def _user(connection: ClientConnection) -> str:
@@ -338,6 +311,7 @@ def _listen(path: str, for_everybody: bool) -> socket.socket:
     except FileNotFoundError:
         pass
     listener = listen(path)
+    pass_descriptors(listener, False)  # before a connection's hello
     if for_everybody:
         os.chmod(path, 0o666)
     return listener

@@ -126,6 +126,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
             takes credit for the streams.
         decoupled: the model answers by streams.
         running: numbers of the streams that the model works on, also after the lane's end.
+        room: space for descriptors of a message; 0: the kernel refuses descriptors.
         stalled_at: time (monotonic, in seconds) at which the caller stopped taking answers; 0: the
             caller takes answers.
     """
@@ -134,6 +135,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
     decoupled: bool
     owner: LaneOwner
     user: LaneUser
+    room: int
     leaving: bool = False
     running: set[int] = field(default_factory=set)
     waiting: dict[int, LaneCall] = field(default_factory=dict)

@@ -7,7 +7,6 @@ caller does not take answers or sends unreadable messages. Other lanes notice no
 
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections import Counter
@@ -31,7 +30,9 @@ from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leases
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
-from shmserve.transport.channel import Channel, message_buffer
+from shmserve.transport.channel import message_buffer
+from shmserve.transport.deferred_close import DeferredClose
+from shmserve.transport.stranger_channel import StrangerChannel
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class LanePeers:
         self._lanes: set[Lane] = set()
         self._users: WeakValueDictionary[int, LaneUser] = WeakValueDictionary()  # by user id
         self._buffer = message_buffer()
+        self._closer = DeferredClose()
 
     # ------------------------------------------------------------- beginning and end
 
@@ -68,16 +70,24 @@ class LanePeers:
         owners = self._owners()
         max_lanes, uid = self._settings.max_lanes, message.uid
         full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
-        if full or closed or not self._counts():
-            os.close(fd)
+        channel = StrangerChannel(socket.socket(fileno=fd), self._buffer, self._closer)
+        if full or closed or self._closer.busy or not self._counts():
+            channel.close()
             self._tell(LanesOpen((uid,), ended=True))
             return None
         caller = Caller(uid, message.pid, message.started)
-        channel = Channel(socket.socket(fileno=fd), self._buffer)
         owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
         user = self._users.get(uid) or LaneUser()
         self._users[uid] = user
-        lane = Lane(channel, owner, caller=caller, decoupled=decoupled, owner=owner, user=user)
+        lane = Lane(
+            channel,
+            owner,
+            caller=caller,
+            decoupled=decoupled,
+            owner=owner,
+            user=user,
+            room=channel.room,
+        )
         self._lanes.add(lane)
         return lane
 
@@ -143,10 +153,13 @@ class LanePeers:
 
     # ------------------------------------------------------------- messages
 
-    def take_in(self, lane: Lane, data: memoryview) -> TakenIn:
+    def take_in(self, lane: Lane, data: memoryview, fds: list[int]) -> TakenIn:
         """Translate a message of a lane. Return the message for the loop and the packet to send at
-        once; each may be None. Raise ProtocolViolation if the message is unreadable, or not allowed
-        now."""
+        once; each may be None. Raise ProtocolViolation if the message is unreadable, carries
+        descriptors, or is not allowed now."""
+        if fds:
+            self._closer.close(fds)
+            raise ProtocolViolation("a message with descriptors")
         message: wire.ToLane = wire.decode_to_lane(data)
         if isinstance(message, wire.LaneRequest):
             if message.number in lane.owner.inline.calls:
