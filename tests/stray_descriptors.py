@@ -16,7 +16,7 @@ def lingering(count: int) -> Iterator[list[socket.socket]]:
     the end of the block nothing waits any more."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        made = []
+        made: list[socket.socket] = []
         for _ in range(count):
             sock = stack.enter_context(socket.create_connection(listener.getsockname()))
             stack.enter_context(listener.accept()[0])

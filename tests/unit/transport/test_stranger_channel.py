@@ -15,7 +15,7 @@ from tests.stray_descriptors import lingering, pass_on
 
 
 class Closer(DeferredClose):
-    busy = stuck = False  # type: ignore[assignment]
+    busy = stuck = False
 
 
 @pytest.fixture
