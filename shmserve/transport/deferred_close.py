@@ -5,7 +5,8 @@ client itself. `close` of a TCP socket with SO_LINGER may wait for the socket's 
 kernel also closes descriptors by itself: in a receive without room for them, and in the close of a
 socket with unread messages. So a thread of its own closes descriptors that may be anything but
 memory, and the sockets on which such descriptors may wait. While the thread is busy, further
-descriptors wait with their senders. Once it is stuck, they are refused.
+descriptors wait with their senders. Once it is stuck, they are refused. Each user has a thread of
+its own, so a user's descriptors delay that user alone.
 """
 
 import array
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 # descriptors.
 _MANY = 256
 _STUCK_S = 1.0  # a close that has taken so long may never end
+_IDLE_S = 1.0  # after which a thread without descriptors ends
 _MAX_RIGHTS = 253  # descriptors that one message can carry on Linux (SCM_MAX_FD)
 ALL_RIGHTS = socket.CMSG_SPACE(_MAX_RIGHTS * 4)
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
@@ -29,9 +31,10 @@ _NO_LINGER = struct.pack("ii", 0, 0)
 
 
 class DeferredClose:
-    """Closes descriptors in a thread, which begins with the first descriptor."""
+    """Closes descriptors in a thread, which runs while there are descriptors."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[int | socket.socket] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since = 0.0  # when the present close began
@@ -60,13 +63,21 @@ class DeferredClose:
 
     def _put(self, closing: int | socket.socket) -> None:
         self._queue.put(closing)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="closer", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="closer", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
-            closing = self._queue.get()
+            try:
+                closing = self._queue.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._thread = None
+                        return
+                continue
             self._since = time.monotonic()
             with contextlib.suppress(OSError):  # Linux has freed the descriptor all the same
                 if isinstance(closing, int):

@@ -12,8 +12,8 @@ hole.
 
 The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
 descriptor is known to be memory: both calls can wait for the peer (`transport.deferred_close`). For
-the same reason the thread closes no connection that may have unread descriptors. Until then a
-connection counts as its user's.
+the same reason another thread closes connections that may have unread descriptors. A connection
+counts against its user's limit until it is closed.
 """
 
 import errno
@@ -23,12 +23,15 @@ import selectors
 import socket
 import stat
 import time
-from collections import Counter
 
 from shmserve import errors
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
-from shmserve.coordinator.programs.program_connection import PATIENCE_S, ClientConnection
+from shmserve.coordinator.programs.program_connection import (
+    PATIENCE_S,
+    ClientConnection,
+    ProgramUser,
+)
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.access import Access
 from shmserve.core.caller import Caller
@@ -41,7 +44,8 @@ from shmserve.shm import passed_memory
 from shmserve.transport import rundir
 from shmserve.transport.channel import listen
 from shmserve.transport.deferred_close import DeferredClose
-from shmserve.transport.stranger_channel import StrangerChannel, pass_descriptors
+from shmserve.transport.stranger_channel import pass_descriptors
+from shmserve.transport.trust import peer_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +73,9 @@ class ClientSocket:
         self._selector = selector
         self._path = rundir.client_socket(settings)
         self._connections: set[ClientConnection] = set()
-        self._per_user: Counter[int] = Counter()
-        self._closing: list[ClientConnection] = []
+        self._users: dict[int, ProgramUser] = {}
         self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
-        self._closer = DeferredClose()
         self._listener: socket.socket | None = None
         self._given_up = settings.client_shm_mode == "off"
 
@@ -84,7 +86,7 @@ class ClientSocket:
             self._open()
         elif not serving and self._listener is not None:
             self._selector.unregister(self._listener)
-            self._closer.close_socket(self._listener)
+            DeferredClose().close_socket(self._listener)
             self._listener = None
             for connection in list(self._connections):
                 self._end(connection)
@@ -119,18 +121,23 @@ class ClientSocket:
             if ex.errno in (errno.EMFILE, errno.ENFILE):
                 _log.error("no descriptors left for client connections")
             return
-        channel = StrangerChannel(sock, self._buffer, self._closer)
-        connection = ClientConnection(sock, channel, time.monotonic())
-        uid = connection.caller.uid
-        self._count_closed()
-        if len(self._connections) >= _MAX_CONNECTIONS or self._per_user[uid] >= _MAX_PER_USER:
+        caller = peer_credentials.caller_of(sock)
+        uid, user = caller.uid, self._user(caller.uid)
+        connection = ClientConnection(sock, caller, user, self._buffer, time.monotonic())
+        if len(self._connections) >= _MAX_CONNECTIONS or user.connections >= _MAX_PER_USER:
             flight_recorder.record("limit reached", f"uid {uid}", "too many client connections")
             _log.warning("too many client connections", extra=log_fields(uid=uid))
-            channel.close()
+            connection.channel.close()
             return
         self._connections.add(connection)
-        self._per_user[uid] += 1
+        user.add(sock)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _user(self, uid: int) -> ProgramUser:
+        if uid not in self._users:
+            self._users = {known: user for known, user in self._users.items() if user.connections}
+            self._users[uid] = ProgramUser()
+        return self._users[uid]
 
     def ready(self, connection: ClientConnection, events: int) -> None:
         """Read a request, or go on writing an unsent reply."""
@@ -168,16 +175,16 @@ class ClientSocket:
         try:
             message: wire.ToServer = wire.decode_to_server(data)
         except BaseException:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             raise
         return message, fds
 
     def _handle(self, connection: ClientConnection, message: wire.ToServer, fds: list[int]) -> None:
         reply: wire.FromServer
         if isinstance(message, wire.RegisterMemfd) and connection.greeted:
-            reply = self._register(connection.caller, message, fds)
+            reply = self._register(connection, message, fds)
         else:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             if isinstance(message, wire.ClientHello) == connection.greeted:
                 raise errors.ProtocolViolation(f"{type(message).__name__} out of turn")
             if isinstance(message, wire.ClientHello):
@@ -198,18 +205,18 @@ class ClientSocket:
         self._unsent.append(connection)
 
     def _register(
-        self, caller: Caller, message: wire.RegisterMemfd, fds: list[int]
+        self, connection: ClientConnection, message: wire.RegisterMemfd, fds: list[int]
     ) -> wire.FromServer:
-        refused = self._refusal(caller)
+        refused = self._refusal(connection.caller)
         if refused is not None:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             return refused
         refusal = "exactly one descriptor must come with a registration"
         passed = None
         if len(fds) == 1:
             refusal, passed = passed_memory.REFUSAL, passed_memory.recognized(fds[0])
         if passed is None:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             return wire.Failed(errors.Code.INVALID_ARGUMENT, refusal)
         try:
             try:
@@ -218,7 +225,7 @@ class ClientSocket:
                 os.close(fds[0])
                 raise
             window = (message.name, message.offset, message.byte_size)
-            self._regions.system.register_passed(caller, *window, fds[0], passed.kind)
+            self._regions.system.register_passed(connection.caller, *window, fds[0], passed.kind)
         except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return wire.Ok()
@@ -237,9 +244,9 @@ class ClientSocket:
             self._access.check_client_socket("use", connection.caller, "inference")
             reply, connection.lane = self._lanes.open(connection.caller, message)
         except errors.ShmserveError as ex:
-            flight_recorder.record("lane refused", _user(connection), ex.code)
+            flight_recorder.record("lane refused", _named(connection), ex.code)
             return wire.Failed(ex.code, ex.message)
-        flight_recorder.record("lane opened", _user(connection), reply.instance)
+        flight_recorder.record("lane opened", _named(connection), reply.instance)
         return reply
 
     def _describe(self, caller: Caller, message: wire.DescribeModel) -> wire.FromServer:
@@ -286,19 +293,11 @@ class ClientSocket:
         self._connections.discard(connection)
         self._selector.unregister(connection.sock)
         connection.channel.close()
-        self._closing.append(connection)
         if connection.lane is not None:
             connection.lane.close()
 
-    def _count_closed(self) -> None:
-        """Note which connections the closing thread has closed."""
-        for connection in [c for c in self._closing if c.sock.fileno() < 0]:
-            self._closing.remove(connection)
-            self._per_user[connection.caller.uid] -= 1
-        self._per_user += Counter()  # drops zeros
 
-
-def _user(connection: ClientConnection) -> str:
+def _named(connection: ClientConnection) -> str:
     return f"uid {connection.caller.uid}"
 
 

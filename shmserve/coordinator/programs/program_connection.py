@@ -1,22 +1,44 @@
-"""Connection of a local program to the client socket: one request and one reply at a time."""
+"""Connections of local programs to the client socket: one request and one reply at a time."""
 
 import socket
 
+from shmserve.core.caller import Caller
 from shmserve.protocol.control import client_messages as wire
+from shmserve.transport.deferred_close import DeferredClose
 from shmserve.transport.stranger_channel import StrangerChannel
-from shmserve.transport.trust import peer_credentials
 
 PATIENCE_S = 5.0  # time for a hello, and for a reply to be read
+
+
+class ProgramUser:
+    """User of the client socket. `closer`: closes the descriptors and connections of this user."""
+
+    def __init__(self) -> None:
+        self.closer = DeferredClose()
+        self._sockets: list[socket.socket] = []
+
+    def add(self, sock: socket.socket) -> None:
+        """Count a connection until its socket is closed."""
+        self._sockets.append(sock)
+
+    @property
+    def connections(self) -> int:
+        """Return the number of connections that are not closed, ended connections included."""
+        self._sockets = [sock for sock in self._sockets if sock.fileno() >= 0]
+        return len(self._sockets)
 
 
 class ClientConnection:
     """Connection of one program. `reply`: unsent bytes. `lane`: socket to be sent along with
     `reply`."""
 
-    def __init__(self, sock: socket.socket, channel: StrangerChannel, now: float) -> None:
+    def __init__(
+        self, sock: socket.socket, caller: Caller, user: ProgramUser, buffer: memoryview, now: float
+    ) -> None:
         self.sock = sock
-        self.channel = channel
-        self.caller = peer_credentials.caller_of(sock)
+        self.caller = caller
+        self.closer = user.closer
+        self.channel = StrangerChannel(sock, buffer, user.closer)
         self.greeted = False
         self.ending = False  # close once the reply is sent
         self.reply = b""

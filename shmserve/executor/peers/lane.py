@@ -11,6 +11,7 @@ from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.protocol.control.lane_messages import INLINE_BYTES, READ_AHEAD
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
+from shmserve.transport.deferred_close import DeferredClose
 
 
 class LaneCall(Struct, gc=False):
@@ -86,9 +87,11 @@ class _Nowhere(list[tuple[int, int]]):
 
 
 class LaneUser(Struct, eq=False, weakref=True):
-    """User of any number of lanes. `waiting`: number of the user's unanswered requests."""
+    """User of any number of lanes. `waiting`: number of the user's unanswered requests. `closer`:
+    closes descriptors that the user has sent."""
 
     waiting: int = 0
+    closer: DeferredClose = field(default_factory=DeferredClose)
 
 
 class LaneOwner(FrontendProcess):

@@ -31,7 +31,6 @@ from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leas
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import message_buffer
-from shmserve.transport.deferred_close import DeferredClose
 from shmserve.transport.stranger_channel import StrangerChannel
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class LanePeers:
         self._lanes: set[Lane] = set()
         self._users: WeakValueDictionary[int, LaneUser] = WeakValueDictionary()  # by user id
         self._buffer = message_buffer()
-        self._closer = DeferredClose()
 
     # ------------------------------------------------------------- beginning and end
 
@@ -70,14 +68,14 @@ class LanePeers:
         owners = self._owners()
         max_lanes, uid = self._settings.max_lanes, message.uid
         full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
-        channel = StrangerChannel(socket.socket(fileno=fd), self._buffer, self._closer)
-        if full or closed or self._closer.busy or not self._counts():
+        user = self._users.get(uid) or LaneUser()
+        channel = StrangerChannel(socket.socket(fileno=fd), self._buffer, user.closer)
+        if full or closed or user.closer.busy or not self._counts():
             channel.close()
             self._tell(LanesOpen((uid,), ended=True))
             return None
         caller = Caller(uid, message.pid, message.started)
         owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
-        user = self._users.get(uid) or LaneUser()
         self._users[uid] = user
         lane = Lane(
             channel,
@@ -158,7 +156,7 @@ class LanePeers:
         once; each may be None. Raise ProtocolViolation if the message is unreadable, carries
         descriptors, or is not allowed now."""
         if fds:
-            self._closer.close(fds)
+            lane.user.closer.close(fds)
             raise ProtocolViolation("a message with descriptors")
         message: wire.ToLane = wire.decode_to_lane(data)
         if isinstance(message, wire.LaneRequest):

@@ -54,3 +54,14 @@ def test_the_descriptors_of_unread_messages_delay_nothing() -> None:
         assert os.read(read, 1) == b""
         it.close([read])
         wait_until(lambda: ours.fileno() < 0, "the socket stays open")
+
+
+def test_a_thread_ends_when_it_has_nothing_to_do(monkeypatch) -> None:
+    monkeypatch.setattr(deferred_close, "_IDLE_S", 0.01)
+    it = DeferredClose()
+    for _ in range(3):
+        read, write = os.pipe()
+        it.close([write])
+        assert os.read(read, 1) == b""
+        os.close(read)
+        wait_until(lambda: "closer" not in {t.name for t in threading.enumerate()}, "it goes on")
