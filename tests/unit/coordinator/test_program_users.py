@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from shmserve.config import Settings
-from shmserve.coordinator.programs import client_socket
 from shmserve.coordinator.programs.client_socket import ClientSocket
 from shmserve.core.caller import Caller
 from shmserve.protocol.control import client_messages as wire
 from shmserve.transport import deferred_close
+from shmserve.transport.trust import peer_credentials
 from tests.integration.lane_client import Connection, connected
 
 NOT_SEALED = "the descriptor must be a memfd sealed with F_SEAL_SHRINK and F_SEAL_GROW"
@@ -29,9 +29,7 @@ def test_a_user_whose_descriptors_are_stuck_is_alone(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(deferred_close, "_close", slow_close)
     monkeypatch.setattr(deferred_close, "_STUCK_S", 0.0)
-    monkeypatch.setattr(
-        client_socket.peer_credentials, "caller_of", lambda sock: Caller(next(uids))
-    )
+    monkeypatch.setattr(peer_credentials, "caller_of", lambda sock: Caller(next(uids)))
     pipe = os.pipe()
     with selectors.DefaultSelector() as selector:
         served = ClientSocket(Settings(client_socket=path), none, none, selector)
@@ -41,7 +39,7 @@ def test_a_user_whose_descriptors_are_stuck_is_alone(tmp_path: Path, monkeypatch
             program.send(message, fds)
             for key, events in selector.select(10):
                 if key.data is served:
-                    served.accept(key.fileobj)  # type: ignore[arg-type]
+                    served.accept(key.fileobj)
                 else:
                     served.ready(key.data, events)
             served.settle(time.monotonic())
