@@ -6,6 +6,7 @@ If a need is not met, the test is reported as not run, with a hint how to instal
 the need is required (``make test REQUIRE=browser,curl``), the test fails.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -83,6 +84,13 @@ def _hugepages() -> bool:
 
 
 @cache
+def _passrights() -> bool:
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
+        return bool(sock.getsockopt(socket.SOL_SOCKET, 83))  # SO_PASSRIGHTS
+    return False
+
+
+@cache
 def _mounts() -> bool:
     command = ("unshare", "--mount", "mount", "-t", "proc", "-o", "hidepid=invisible", "p", "/proc")
     try:
@@ -131,6 +139,7 @@ NEEDS = {
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
     "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
+    "passrights": Need(_passrights, "Linux 6.16"),
     "pidns": Need(_pidns, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "pkg-config": Need(_program("pkg-config"), "apt-get install -y pkg-config"),
     "promtool": Need(_program("promtool"), "apt-get install -y prometheus, of which it is a part"),

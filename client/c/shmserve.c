@@ -873,6 +873,13 @@ static shmserve_code unregister(shmserve_client *client, int64_t until, shmserve
     return SHMSERVE_OK;
 }
 
+/* Return why the server does not know the question for this reply, or NULL. */
+static const char *lacking(const shmserve_client *client, const char *expected) {
+    if (!client->has_lanes && !strcmp(expected, "LaneOpened")) return "the server has no lanes";
+    if (!client->has_models && !strcmp(expected, "ModelDescribed")) return "the server is too old to describe models";
+    return NULL;
+}
+
 /* Ask the server, in the caller's turn, and connect again where that is needed. `patience_ns`: how long to try.
  * Without question: unregister what is unwanted. */
 static shmserve_code ask(shmserve_client *client, const Writer *question, int fd, const char *expected, int64_t until,
@@ -885,6 +892,8 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
         int64_t end = earlier(until, now_ns() + ANSWER_NS);
         shmserve_error local = {.code = SHMSERVE_OK};
         shmserve_code code = client->control >= 0 ? SHMSERVE_OK : connect_and_greet(client, end, &local);
+        const char *reason = code ? NULL : lacking(client, expected); /* of the server that is there now */
+        if (reason) return fail(error, SHMSERVE_UNIMPLEMENTED, "%s", reason);
         bool answered = !code;
         if (!code) code = unregister(client, end, &local);
         if (!code && question) {
@@ -1237,9 +1246,7 @@ shmserve_code shmserve_describe(shmserve_client *client, const char *name, const
         Reader r;
         size_t items;
         int fd;
-        if (client->control >= 0 && !client->has_models)
-            code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server is too old to describe models");
-        else code = ask(client, &w, -1, "ModelDescribed", until, client->patience_ns, &r, &items, &fd, error);
+        code = ask(client, &w, -1, "ModelDescribed", until, client->patience_ns, &r, &items, &fd, error);
         if (!code && fd >= 0) close(fd);
         if (!code && !decode_model(&r, items, name, model)) {
             code = outcome_failed(error, VIOLATION);
@@ -1648,8 +1655,7 @@ static shmserve_code open_once(shmserve_lane *lane, int64_t until, shmserve_erro
     int fd = -1;
     shmserve_code code = begin_turn(client, until, error);
     if (code) return code;
-    if (client->control >= 0 && !client->has_lanes) code = fail(error, SHMSERVE_UNIMPLEMENTED, "the server has no lanes");
-    if (!code) code = ask(client, &w, -1, "LaneOpened", until, 0, &r, &items, &fd, error);
+    code = ask(client, &w, -1, "LaneOpened", until, 0, &r, &items, &fd, error);
     if (!code && (fd < 0 || !is_seqpacket(fd) || !decode_opened(&r, items, &opened))) {
         close_fd(fd);
         disconnect(client);
@@ -1866,7 +1872,8 @@ static shmserve_code register_again(shmserve_lane *lane, const Call *call, int64
 static const shmserve_answer *take_packet(shmserve_lane *lane, size_t size) {
     Decoded *d = &lane->decoded;
     Call *call = decode_answer(lane->packet, size, d) ? call_of(lane, d->number) : NULL;
-    if (!call || (call->state != SENT && call->state != GIVEN_UP) || (!d->final && !call->credit) ||
+    /* no answer comes without credit, or late answers could come for ever */
+    if (!call || (call->state != SENT && call->state != GIVEN_UP) || (!d->final && call->taken++ >= call->credit) ||
         (call->state == SENT && !d->moved && !find_windows(call, d))) {
         lane_lost(lane, SHMSERVE_PROTOCOL);
         return NULL;
@@ -1896,8 +1903,6 @@ static const shmserve_answer *take_packet(shmserve_lane *lane, size_t size) {
     if (d->final) {
         release(lane, call, false, false, false);
         set_state(lane, call, FREE);
-    } else {
-        call->taken++;
     }
     return answer;
 }

@@ -27,7 +27,8 @@ from shmserve.coordinator.models import desired_models
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.repository_jobs import Background, RepositoryJobs
 from shmserve.coordinator.process_connections import ProcessConnection
-from shmserve.coordinator.programs.client_socket import ClientConnection, ClientSocket
+from shmserve.coordinator.programs.client_socket import ClientSocket
+from shmserve.coordinator.programs.program_connection import ClientConnection
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile

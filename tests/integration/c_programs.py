@@ -116,7 +116,8 @@ def run(*command: str | Path, environ: Mapping[str, str] | None = None) -> list[
 class FakePeer:
     """Server that answers each question, by the name of its message, with given packets.
 
-    `replies`: packet by name; empty: no reply. The reply to "OpenLane" has a lane's descriptor.
+    `replies`: packet by name; empty: no reply. A question without entry ends the connection. The
+    reply to "OpenLane" has a lane's descriptor.
     `questions`: decoded messages of the client socket, in the order in which they came.
     `lane`: packets sent at once for each packet that comes over a lane; an empty packet closes the
     lane. `descriptors`: how many descriptors ride along with each reply, and with each packet of
@@ -185,6 +186,8 @@ class FakePeer:
                     break
                 self.questions.append(msgspec.msgpack.decode(question))
                 name = self.questions[-1][0]
+                if name not in self._replies:
+                    break
                 if not self._replies[name]:
                     continue
                 if name == "OpenLane":

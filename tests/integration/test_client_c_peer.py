@@ -241,6 +241,20 @@ def test_regions_are_forgotten_by_the_next_connection(program: Path, tmp_path: P
     ]
 
 
+def test_an_older_server_in_the_place_of_another(program: Path, tmp_path: Path) -> None:
+    replies = dict(GOOD)
+    peer = FakePeer(replies, ())
+    with peer.listening(tmp_path) as path, CProgram(program, "peer_older", path) as older:
+        assert older.line() == "connected"
+        replies["ClientHello"] = control.encode(control.ServerHello(1))
+        del replies["DescribeModel"], replies["OpenLane"]
+        for line in ("describe UNIMPLEMENTED", "lane UNIMPLEMENTED"):
+            peer.hang_up()
+            older.tell()
+            assert older.line() == line
+        older.end()
+
+
 def test_a_child_process_leaves_all_to_its_parent(program: Path, tmp_path: Path) -> None:
     peer = FakePeer(GOOD, (wire.encode(LaneAnswer(1)),))
     with peer.listening(tmp_path) as path, CProgram(program, "peer_fork", path) as forked:
@@ -276,8 +290,8 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
 
 
 ENDS = (
-    *("answers", "arguments", "behind", "cancel", "credit", "fork", "late", "lost_memory"),
-    *("patience", "renew", "signals", "stuck", "time", "unused"),
+    *("answers", "arguments", "behind", "cancel", "credit", "for_ever", "fork", "late"),
+    *("lost_memory", "no_credit", "patience", "renew", "signals", "stuck", "time", "unused"),
 )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from shmserve.protocol.control.client_messages import (
 from tests.integration.lane_client import Connection, connected
 from tests.running_server import open_fds, wait_until
 from tests.servers import SMALL, Server, python
+from tests.stray_descriptors import lingering, pass_on
 
 MODELS = Path("tests/repositories/basic")
 SIZE = 1 << 16
@@ -277,9 +279,14 @@ def test_nonsense_costs_its_sender_the_connection(path: str, data: bytes, fds: i
 @pytest.mark.parametrize(
     "message", [ListRegions(), Unregister(), RegisterMemfd("a", 0, 1), DescribeModel("echo")]
 )
-def test_hello_comes_first(path: str, message: Any) -> None:
+@pytest.mark.parametrize("fds", [0, 1])
+def test_hello_comes_first(path: str, message: Any, fds: int) -> None:
     with Raw(path, hello=False) as raw:
-        raw.send(message, [memfd()])
+        try:
+            raw.send(message, [memfd()] * fds)
+        except PermissionError:  # since Linux 6.16 no descriptor is taken before the hello
+            assert fds
+            return
         assert raw.closed()
     with Raw(path, hello=False) as raw:
         assert raw.ask(ClientHello(99)) == HELLO
@@ -322,6 +329,28 @@ def test_no_descriptor_is_left(server: Server, path: str) -> None:
                 bad.send(b"nonsense", [memfd(), memfd()])
                 assert bad.closed()
         wait_until(lambda: open_fds(pid) <= before + 1, "descriptors are closed")
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_descriptors_that_are_slow_to_close(path: str, count: int) -> None:
+    """A program cannot have the coordinator wait for the other end of a socket."""
+    with Raw(path) as other, Raw(path) as raw, lingering(2 * count + 1) as strays:
+        pass_on(raw.sock, wire.encode(RegisterMemfd("a", 0, 1)), strays[:count])
+        reply = wire.decode_from_server(raw.sock.recv(1 << 17))
+        refused(reply, "sealed" if count == 1 else "exactly one")
+        pass_on(raw.sock, b"nonsense", strays[count : 2 * count])
+        with contextlib.suppress(BrokenPipeError):  # else it stays unread
+            pass_on(raw.sock, b"unread", strays[2 * count :])
+        assert raw.closed()
+        assert other.ask(ListRegions()) == Ok()
+
+
+@pytest.mark.needs("passrights")
+def test_other_sockets_take_no_descriptors(server: Server) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(server.unix_path)
+        with lingering(1) as strays, pytest.raises(PermissionError):
+            pass_on(client, b"GET /v2 HTTP/1.1\r\n", strays)
 
 
 _STRANGER = """

@@ -179,6 +179,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 # Framing
 
 
+def test_a_byte_out_of_band_is_an_ordinary_byte(server: Server) -> None:
+    """On a Unix socket, a peek that leaves such a byte out would find input for ever."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(WATCHDOG_S)
+        sock.connect(server.path)
+        sock.sendall((GET % b"/info")[:-1])
+        try:
+            sock.send(b"\n", socket.MSG_OOB)
+        except OSError:
+            pytest.skip("the kernel has no AF_UNIX_OOB")
+        assert receive(sock).status == 200
+
+
 def test_answers_pipelined_requests_in_order(server: Server) -> None:
     with server.connect() as sock:
         sock.sendall(post(b"/", b"first") + GET % b"/ignore" + post(b"/", b"third"))

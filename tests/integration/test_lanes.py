@@ -379,7 +379,10 @@ def test_nonsense_ends_its_lane_alone(server: Server, program: Program, what: st
         assert other.ask(command("ok")).status == lane.ask(command("ok")).status == 200
         many = open_fds(pid)
         if what == "descriptors":
-            lane.send(wire.encode(command("ok")), [0])
+            try:
+                lane.send(wire.encode(command("ok")), [0])
+            except PermissionError:  # since Linux 6.16
+                lane.send(b"")
         else:
             lane.send(MALFORMED[what])
         assert lane.ended()

@@ -750,6 +750,19 @@ static void peer_regions(const char *path) {
     shmserve_close(client);
 }
 
+/* A server that lacks questions takes the place of another, twice. */
+static void peer_older(const char *path) {
+    shmserve_options options = {.path = path, .look_us = -1};
+    CHECK(!shmserve_connect(&options, &client, &error));
+    shmserve_lane *lane = NULL;
+    shmserve_model *model = NULL;
+    puts("connected"), getchar();
+    printf("describe %s\n", shmserve_code_name(shmserve_describe(client, "m", "", 0, &model, &error)));
+    getchar();
+    printf("lane %s\n", shmserve_code_name(shmserve_lane_open(client, "m", "", 0, &lane, &error)));
+    shmserve_close(client);
+}
+
 /* Use a parent's client and lane in its child. Each function fails there, and closing closes nothing of the parent's. */
 static void use_in_child(shmserve_lane *lane, shmserve_lane *busy, uint64_t ticket, float *memory) {
     Floats f;
@@ -913,6 +926,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(name, "peer_codes")) peer_codes(argv[2]);
         else if (!strcmp(name, "peer_memory")) peer_memory(argv[2]);
         else if (!strcmp(name, "peer_regions")) peer_regions(argv[2]);
+        else if (!strcmp(name, "peer_older")) peer_older(argv[2]);
+    else if (!strcmp(name, "peer_older")) peer_older(argv[2]);
         else if (!strcmp(name, "peer_fork")) peer_fork(argv[2]);
         else peer_cancelled(argv[2]);
         CHECK(open_descriptors() == descriptors);

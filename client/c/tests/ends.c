@@ -290,6 +290,54 @@ static int answers_behind_a_late_one(void) {
     return 0;
 }
 
+/* An executor that sends more late answers than it has credit for has lost the lane: no call waits for their end. */
+static int late_answers_for_ever(void) {
+    shmserve_request stream = {.inputs = &input, .input_count = 1, .credit = 2, .timeout_ns = MS};
+    shmserve_request request = {.inputs = &input, .input_count = 1, .timeout_ns = SECOND};
+    uint64_t ticket;
+    const shmserve_answer *answer;
+    for (int for_ever = 0; for_ever < 2; for_ever++) {
+        if (begin()) return 1;
+        CHECK(!shmserve_submit(lane, &stream, &ticket, &error));
+        CHECK(!shmserve_take(lane, -1, &answer, &error) && answer->code == SHMSERVE_DEADLINE_EXCEEDED);
+        for (int i = 0; i < 3 && !for_ever; i++) {
+            CHECK(!shmserve_take(lane, 0, &answer, &error) && !answer && lane->fd >= 0);
+            if (send_answer(ticket, false)) return 1;
+        }
+        pid_t child = for_ever ? fork() : 0;
+        CHECK(child >= 0);
+        if (for_ever && !child) {
+            close(lane->fd), close(STDERR_FILENO);
+            while (!send_answer(ticket, false)) continue;
+            _exit(0);
+        }
+        close(other);
+        CHECK(!shmserve_submit(lane, &request, NULL, &error));
+        CHECK(!shmserve_take(lane, -1, &answer, &error) && answer && answer->code != SHMSERVE_DEADLINE_EXCEEDED);
+        CHECK(lane->fd < 0);
+        shmserve_lane_close(lane);
+        if (child) CHECK(waitpid(child, NULL, 0) == child);
+    }
+    return 0;
+}
+
+/* A stream that gets more answers than it has given credit for is none. */
+static int answers_without_credit(void) {
+    if (begin()) return 1;
+    shmserve_request stream = {.inputs = &input, .input_count = 1, .credit = 2, .hold_credit = true};
+    uint64_t ticket;
+    const shmserve_answer *answer;
+    CHECK(!shmserve_submit(lane, &stream, &ticket, &error));
+    for (int i = 0; i < 4; i++) {
+        if (send_answer(ticket, false)) return 1;
+        CHECK(!shmserve_take(lane, -1, &answer, &error) && answer);
+        CHECK(answer->code == (i < 3 ? SHMSERVE_OK : SHMSERVE_PROTOCOL) && answer->final == (i == 3));
+        if (!i) CHECK(!shmserve_credit(lane, ticket, 1, &error));
+    }
+    shmserve_lane_close(lane), close(other);
+    return 0;
+}
+
 /* An executor that does not answer cancelled requests for long is left, when all others have been answered. */
 static int stuck(void) {
     if (begin()) return 1;
@@ -442,7 +490,7 @@ int main(int argc, char **argv) {
     } ALL[] = {
         {"answers", answers_before_the_end}, {"credit", credit_and_a_full_socket}, {"fork", closed_in_a_parent},
         {"patience", patience}, {"time", a_short_time}, {"cancel", cancelled_before_it_is_sent}, {"late", late_requests},
-        {"behind", answers_behind_a_late_one},
+        {"behind", answers_behind_a_late_one}, {"for_ever", late_answers_for_ever}, {"no_credit", answers_without_credit},
         {"stuck", stuck}, {"renew", renewed_in_vain}, {"unused", unused_buffers}, {"lost_memory", lost_memory},
         {"arguments", arguments}, {"signals", signals},
     };

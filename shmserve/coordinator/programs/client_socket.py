@@ -11,8 +11,9 @@ memory (`Region.sealed`). Huge pages are refused: hugetlbfs may have no page lef
 hole.
 
 The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
-descriptor is known to be memory. On a file of a FUSE file system both calls can wait for the peer
-(`transport.deferred_close`).
+descriptor is known to be memory: both calls can wait for the peer (`transport.deferred_close`). For
+the same reason another thread closes connections that may have unread descriptors. A connection
+counts against its user's limit until it is closed.
 """
 
 import errno
@@ -22,11 +23,15 @@ import selectors
 import socket
 import stat
 import time
-from collections import Counter
 
 from shmserve import errors
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
+from shmserve.coordinator.programs.program_connection import (
+    PATIENCE_S,
+    ClientConnection,
+    ProgramUser,
+)
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.access import Access
 from shmserve.core.caller import Caller
@@ -37,8 +42,9 @@ from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as wire
 from shmserve.shm import passed_memory
 from shmserve.transport import rundir
-from shmserve.transport.channel import Channel, listen
+from shmserve.transport.channel import listen
 from shmserve.transport.deferred_close import DeferredClose
+from shmserve.transport.stranger_channel import pass_descriptors
 from shmserve.transport.trust import peer_credentials
 
 _log = logging.getLogger(__name__)
@@ -46,42 +52,7 @@ _log = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 512
 _MAX_PER_USER = 64
 _MAX_MESSAGE = 64 * 1024
-_PATIENCE_S = 5.0  # time for a hello, and for a reply to be read
 _PAGE = 128  # most regions in one reply
-_ANCILLARY = socket.CMSG_SPACE(2 * 4)  # room for one descriptor too many, which is reported
-
-
-class ClientConnection:
-    """Connection of one program. `reply`: unsent bytes. `lane`: socket to be sent along with
-    `reply`."""
-
-    def __init__(self, sock: socket.socket, channel: Channel, now: float) -> None:
-        self.sock = sock
-        self.channel = channel
-        self.caller = peer_credentials.caller_of(sock)
-        self.greeted = False
-        self.ending = False  # close once the reply is sent
-        self.reply = b""
-        self.lane: socket.socket | None = None
-        self.deadline = now + _PATIENCE_S
-
-    def greet(self, version: int) -> wire.ServerHello:
-        """Note the program's hello and return the answer. After the answer, a connection of
-        another version ends."""
-        self.greeted = True
-        self.ending = version != wire.VERSION
-        return wire.ServerHello(wire.VERSION, lanes=True, models=True)
-
-    def send_reply(self) -> bool:
-        """Send the reply, with the lane if any. Return False if the socket is full."""
-        riding = () if self.lane is None else (self.lane.fileno(),)
-        if not self.channel.send(self.reply, riding, wait=False):
-            return False
-        self.reply = b""
-        if self.lane is not None:
-            self.lane.close()
-            self.lane = None
-        return True
 
 
 class ClientSocket:
@@ -102,10 +73,9 @@ class ClientSocket:
         self._selector = selector
         self._path = rundir.client_socket(settings)
         self._connections: set[ClientConnection] = set()
-        self._per_user: Counter[int] = Counter()
+        self._users: dict[int, ProgramUser] = {}
         self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
-        self._closer = DeferredClose()
         self._listener: socket.socket | None = None
         self._given_up = settings.client_shm_mode == "off"
 
@@ -116,7 +86,7 @@ class ClientSocket:
             self._open()
         elif not serving and self._listener is not None:
             self._selector.unregister(self._listener)
-            self._listener.close()
+            DeferredClose().close_socket(self._listener)
             self._listener = None
             for connection in list(self._connections):
                 self._end(connection)
@@ -151,17 +121,23 @@ class ClientSocket:
             if ex.errno in (errno.EMFILE, errno.ENFILE):
                 _log.error("no descriptors left for client connections")
             return
-        channel = Channel(sock, self._buffer, self._closer.close)
-        connection = ClientConnection(sock, channel, time.monotonic())
-        uid = connection.caller.uid
-        if len(self._connections) >= _MAX_CONNECTIONS or self._per_user[uid] >= _MAX_PER_USER:
+        caller = peer_credentials.caller_of(sock)
+        uid, user = caller.uid, self._user(caller.uid)
+        connection = ClientConnection(sock, caller, user, self._buffer, time.monotonic())
+        if len(self._connections) >= _MAX_CONNECTIONS or user.connections >= _MAX_PER_USER:
             flight_recorder.record("limit reached", f"uid {uid}", "too many client connections")
             _log.warning("too many client connections", extra=log_fields(uid=uid))
-            sock.close()
+            connection.channel.close()
             return
         self._connections.add(connection)
-        self._per_user[uid] += 1
+        user.add(sock)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _user(self, uid: int) -> ProgramUser:
+        if uid not in self._users:
+            self._users = {known: user for known, user in self._users.items() if user.connections}
+            self._users[uid] = ProgramUser()
+        return self._users[uid]
 
     def ready(self, connection: ClientConnection, events: int) -> None:
         """Read a request, or go on writing an unsent reply."""
@@ -185,31 +161,30 @@ class ClientSocket:
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
-                connection.deadline = now + _PATIENCE_S
+                connection.deadline = now + PATIENCE_S
                 self._send(connection)
         for connection in list(self._connections):
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
                 self._end(connection)
 
     def _receive(self, connection: ClientConnection) -> tuple[wire.ToServer, list[int]] | None:
-        space = 0 if self._closer.stuck else _ANCILLARY
-        received = connection.channel.receive_within(0.0, space)
+        received = connection.channel.receive_next()
         if received is None:
             return None
         data, fds = received
         try:
             message: wire.ToServer = wire.decode_to_server(data)
         except BaseException:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             raise
         return message, fds
 
     def _handle(self, connection: ClientConnection, message: wire.ToServer, fds: list[int]) -> None:
         reply: wire.FromServer
         if isinstance(message, wire.RegisterMemfd) and connection.greeted:
-            reply = self._register(connection.caller, message, fds)
+            reply = self._register(connection, message, fds)
         else:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             if isinstance(message, wire.ClientHello) == connection.greeted:
                 raise errors.ProtocolViolation(f"{type(message).__name__} out of turn")
             if isinstance(message, wire.ClientHello):
@@ -230,18 +205,18 @@ class ClientSocket:
         self._unsent.append(connection)
 
     def _register(
-        self, caller: Caller, message: wire.RegisterMemfd, fds: list[int]
+        self, connection: ClientConnection, message: wire.RegisterMemfd, fds: list[int]
     ) -> wire.FromServer:
-        refused = self._refusal(caller)
+        refused = self._refusal(connection.caller)
         if refused is not None:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             return refused
         refusal = "exactly one descriptor must come with a registration"
         passed = None
         if len(fds) == 1:
             refusal, passed = passed_memory.REFUSAL, passed_memory.recognized(fds[0])
         if passed is None:
-            self._closer.close(fds)
+            connection.closer.close(fds)
             return wire.Failed(errors.Code.INVALID_ARGUMENT, refusal)
         try:
             try:
@@ -250,7 +225,7 @@ class ClientSocket:
                 os.close(fds[0])
                 raise
             window = (message.name, message.offset, message.byte_size)
-            self._regions.system.register_passed(caller, *window, fds[0], passed.kind)
+            self._regions.system.register_passed(connection.caller, *window, fds[0], passed.kind)
         except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return wire.Ok()
@@ -269,9 +244,9 @@ class ClientSocket:
             self._access.check_client_socket("use", connection.caller, "inference")
             reply, connection.lane = self._lanes.open(connection.caller, message)
         except errors.ShmserveError as ex:
-            flight_recorder.record("lane refused", _user(connection), ex.code)
+            flight_recorder.record("lane refused", _named(connection), ex.code)
             return wire.Failed(ex.code, ex.message)
-        flight_recorder.record("lane opened", _user(connection), reply.instance)
+        flight_recorder.record("lane opened", _named(connection), reply.instance)
         return reply
 
     def _describe(self, caller: Caller, message: wire.DescribeModel) -> wire.FromServer:
@@ -316,16 +291,13 @@ class ClientSocket:
 
     def _end(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-        self._per_user[connection.caller.uid] -= 1
-        if not self._per_user[connection.caller.uid]:
-            del self._per_user[connection.caller.uid]
         self._selector.unregister(connection.sock)
         connection.channel.close()
         if connection.lane is not None:
             connection.lane.close()
 
 
-def _user(connection: ClientConnection) -> str:
+def _named(connection: ClientConnection) -> str:
     return f"uid {connection.caller.uid}"
 
 
@@ -338,6 +310,7 @@ def _listen(path: str, for_everybody: bool) -> socket.socket:
     except FileNotFoundError:
         pass
     listener = listen(path)
+    pass_descriptors(listener, False)  # before a connection's hello
     if for_everybody:
         os.chmod(path, 0o666)
     return listener

@@ -25,6 +25,7 @@ from shmserve.protocol.control.client_messages import (
     encode,
 )
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen, MoveLanes
+from shmserve.transport.stranger_channel import pass_descriptors
 
 _LONGEST = 64 * 1024  # bytes of a description
 Send = Callable[..., None]  # arguments: process, message, descriptors
@@ -73,6 +74,7 @@ class LaneDesk:
         except OSError:
             raise ResourceExhausted("the server has no descriptors left for a lane") from None
         with ours:
+            pass_descriptors(ours, False)
             offer = LaneOffered(caller.uid, caller.pid, caller.started)
             self._send(instance.process, offer, (ours.fileno(),))
         lanes = self._lanes.setdefault(instance.process, _Lanes())

@@ -11,6 +11,7 @@ from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.protocol.control.lane_messages import INLINE_BYTES, READ_AHEAD
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
+from shmserve.transport.deferred_close import DeferredClose
 
 
 class LaneCall(Struct, gc=False):
@@ -86,9 +87,11 @@ class _Nowhere(list[tuple[int, int]]):
 
 
 class LaneUser(Struct, eq=False, weakref=True):
-    """User of any number of lanes. `waiting`: number of the user's unanswered requests."""
+    """User of any number of lanes. `waiting`: number of the user's unanswered requests. `closer`:
+    closes descriptors that the user has sent."""
 
     waiting: int = 0
+    closer: DeferredClose = field(default_factory=DeferredClose)
 
 
 class LaneOwner(FrontendProcess):
@@ -126,6 +129,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
             takes credit for the streams.
         decoupled: the model answers by streams.
         running: numbers of the streams that the model works on, also after the lane's end.
+        room: space for descriptors of a message; 0: the kernel refuses descriptors.
         stalled_at: time (monotonic, in seconds) at which the caller stopped taking answers; 0: the
             caller takes answers.
     """
@@ -134,6 +138,7 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
     decoupled: bool
     owner: LaneOwner
     user: LaneUser
+    room: int
     leaving: bool = False
     running: set[int] = field(default_factory=set)
     waiting: dict[int, LaneCall] = field(default_factory=dict)

@@ -7,7 +7,6 @@ caller does not take answers or sends unreadable messages. Other lanes notice no
 
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections import Counter
@@ -31,7 +30,8 @@ from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leases
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
-from shmserve.transport.channel import Channel, message_buffer
+from shmserve.transport.channel import message_buffer
+from shmserve.transport.stranger_channel import StrangerChannel
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +68,24 @@ class LanePeers:
         owners = self._owners()
         max_lanes, uid = self._settings.max_lanes, message.uid
         full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
-        if full or closed or not self._counts():
-            os.close(fd)
+        user = self._users.get(uid) or LaneUser()
+        channel = StrangerChannel(socket.socket(fileno=fd), self._buffer, user.closer)
+        if full or closed or user.closer.busy or not self._counts():
+            channel.close()
             self._tell(LanesOpen((uid,), ended=True))
             return None
         caller = Caller(uid, message.pid, message.started)
-        channel = Channel(socket.socket(fileno=fd), self._buffer)
         owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
-        user = self._users.get(uid) or LaneUser()
         self._users[uid] = user
-        lane = Lane(channel, owner, caller=caller, decoupled=decoupled, owner=owner, user=user)
+        lane = Lane(
+            channel,
+            owner,
+            caller=caller,
+            decoupled=decoupled,
+            owner=owner,
+            user=user,
+            room=channel.room,
+        )
         self._lanes.add(lane)
         return lane
 
@@ -143,10 +151,13 @@ class LanePeers:
 
     # ------------------------------------------------------------- messages
 
-    def take_in(self, lane: Lane, data: memoryview) -> TakenIn:
+    def take_in(self, lane: Lane, data: memoryview, fds: list[int]) -> TakenIn:
         """Translate a message of a lane. Return the message for the loop and the packet to send at
-        once; each may be None. Raise ProtocolViolation if the message is unreadable, or not allowed
-        now."""
+        once; each may be None. Raise ProtocolViolation if the message is unreadable, carries
+        descriptors, or is not allowed now."""
+        if fds:
+            lane.user.closer.close(fds)
+            raise ProtocolViolation("a message with descriptors")
         message: wire.ToLane = wire.decode_to_lane(data)
         if isinstance(message, wire.LaneRequest):
             if message.number in lane.owner.inline.calls:

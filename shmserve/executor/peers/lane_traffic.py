@@ -69,8 +69,8 @@ class LaneTraffic:
         """Read one message, so that every lane has a turn. Read all messages of a refused lane."""
         behind = True
         try:
-            while behind and (received := lane.channel.receive_within(0.0, 0)) is not None:
-                message, refusal = self._peers.take_in(lane, received[0])
+            while behind and (received := lane.channel.receive_within(0.0, lane.room)) is not None:
+                message, refusal = self._peers.take_in(lane, *received)
                 if message is not None:
                     self._connections.events.append((lane, message))
                 if refusal is not None:

@@ -23,6 +23,7 @@ from shmserve.frontends.connections.open_connections import C, OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.descriptors import READ
 from shmserve.frontends.hub import Hub
+from shmserve.transport.stranger_channel import pass_descriptors
 
 _ACCEPTS = 64  # connections in a turn of the loop, without other processes
 _ACCEPT_DELAY_S = 0.001  # shortest wait of the loop
@@ -76,6 +77,8 @@ class Acceptor(Generic[C]):
         """Accept from a listening socket. Call in the loop's thread, or before the loop runs."""
         assert self._listeners is not None
         listener.setblocking(False)
+        if listener.family == socket.AF_UNIX:
+            pass_descriptors(listener, False)
         self._listeners.append(listener)
         self._hub.handle(listener.fileno(), partial(self._ready, listener, connect))
 
@@ -156,6 +159,8 @@ class Acceptor(Generic[C]):
     def _take(self, sock: socket.socket, client: Any, connect: Connect[C]) -> None:
         """Make a connection of an accepted socket, or refuse the socket."""
         self._short_of_descriptors = False
+        if sock.family == socket.AF_UNIX:  # a byte out of band would look like input for ever
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         try:
             caller = self._number_of(sock)
             if not self._connections.make_room(caller, monotonic()):

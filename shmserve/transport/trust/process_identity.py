@@ -25,8 +25,8 @@ def started_at(pid: int) -> int:
 
 
 def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
-    """Return (pid, identity) of a Unix socket's peer; (0, 0) if the peer has ended or cannot be
-    seen. `sock`: a connected socket. `pid`: the peer's pid from SO_PEERCRED."""
+    """Return (pid, identity) of a Unix socket's peer; (0, 0) if the peer belongs to another PID
+    namespace. `sock`: a connected socket. `pid`: the peer's pid from SO_PEERCRED."""
     if pid <= 0:
         return 0, 0
     started = started_at(pid)
@@ -37,8 +37,8 @@ def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
         pidfd: int | None = int.from_bytes(raw, "little")
     except OSError:  # an older kernel, or the peer has ended
         pidfd = pidfd_open(pid)
-    if pidfd is None:
-        return 0, 0
+    if pidfd is None:  # the peer has ended; without its pid nobody would notice
+        return pid, 0
     try:
         return pid, -_inode(pidfd)
     finally:

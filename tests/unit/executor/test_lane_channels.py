@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -25,11 +26,13 @@ from shmserve.protocol.control.lane_messages import (
     LaneRequest,
     LaneTensor,
     LaneWindow,
+    encode,
 )
 from shmserve.protocol.control.link_messages import LaneOffered
 from shmserve.shm.counter_page import OwnCounterPage
 from shmserve.tensor.spec import TensorSpec
 from tests.integration.lane_client import RawLane, floats, in_region, request
+from tests.stray_descriptors import lingering, pass_on
 from tests.unit.rig import SPEC, Rig
 
 
@@ -94,6 +97,20 @@ def test_two_requests_of_one_number_end_a_lane_alone(rig: Rig) -> None:
         model.go.set()
         assert lane.ended()
         assert other.receive().status == third.receive().status == 200
+
+
+def test_descriptors_end_a_lane_alone(rig: Rig) -> None:
+    """As on kernels whose sockets cannot refuse descriptors."""
+    model = Model()
+    model.go.set()
+    rig.serve(model)
+    with lane_to(rig) as lane, lane_to(rig) as other, lingering(3) as strays:
+        assert lane.ask(request(1, floats(1))).status == 200
+        pass_on(lane.sock, encode(request(2, floats(2))), strays[:2])
+        with contextlib.suppress(BrokenPipeError):
+            pass_on(lane.sock, encode(request(3, floats(2))), strays[2:])
+        assert lane.ended()
+        assert other.ask(request(1, floats(1))).status == 200
 
 
 def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:

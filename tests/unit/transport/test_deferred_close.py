@@ -1,12 +1,14 @@
 """Descriptors of strangers, closed by a separate thread."""
 
 import os
+import socket
 import threading
 from types import SimpleNamespace
 
 from shmserve.transport import deferred_close
 from shmserve.transport.deferred_close import DeferredClose
 from tests.running_server import wait_until
+from tests.stray_descriptors import lingering, pass_on
 
 
 def test_closes() -> None:
@@ -28,3 +30,38 @@ def test_one_that_waits_for_ever_stops_the_intake(monkeypatch) -> None:
     wait_until(lambda: it.stuck, "it is stuck", 10)
     may_end.set()
     wait_until(lambda: not it.stuck, "it goes on", 10)
+
+
+def test_a_socket_that_would_linger_delays_nothing() -> None:
+    it = DeferredClose()
+    read, write = os.pipe()
+    with lingering(1) as (sock,):
+        it.close([sock.detach(), write])
+        assert os.read(read, 1) == b""
+        it.close([read])
+
+
+def test_the_descriptors_of_unread_messages_delay_nothing() -> None:
+    it = DeferredClose()
+    read, write = os.pipe()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with lingering(3) as strays, theirs:
+        pass_on(theirs, b"", strays[:2])
+        pass_on(theirs, b"unread", strays[2:])
+        it.close_socket(ours)
+        assert theirs.recv(1) == b"", "the connection ends at once"
+        it.close([write])
+        assert os.read(read, 1) == b""
+        it.close([read])
+        wait_until(lambda: ours.fileno() < 0, "the socket stays open")
+
+
+def test_a_thread_ends_when_it_has_nothing_to_do(monkeypatch) -> None:
+    monkeypatch.setattr(deferred_close, "_IDLE_S", 0.01)
+    it = DeferredClose()
+    for _ in range(3):
+        read, write = os.pipe()
+        it.close([write])
+        assert os.read(read, 1) == b""
+        os.close(read)
+        wait_until(lambda: "closer" not in {t.name for t in threading.enumerate()}, "it goes on")

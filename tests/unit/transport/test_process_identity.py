@@ -1,6 +1,7 @@
 """The owner of a process, also where /proc hides the process."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmserve.transport.trust import process_identity
+from shmserve.transport.trust.peer_credentials import caller_of
 from shmserve.transport.trust.process_identity import is_of, started_at
 
 
@@ -41,3 +43,18 @@ def test_another_process_is_told_by_its_start_and_by_its_inode(monkeypatch):
     finally:
         os.close(own)
         os.close(parent)
+
+
+@pytest.mark.parametrize("option", [process_identity._SO_PEERPIDFD, 1 << 30])  # older kernels
+def test_a_peer_that_has_ended_has_its_pid(monkeypatch, option: int) -> None:
+    monkeypatch.setattr(process_identity, "_SO_PEERPIDFD", option)
+    address = f"\0shmserve-ended-{os.getpid()}"
+    connect = f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        with subprocess.Popen([sys.executable, "-c", connect]) as peer:
+            assert peer.wait(60) == 0
+        sock = listener.accept()[0]
+    with sock:
+        assert caller_of(sock).pid == peer.pid
