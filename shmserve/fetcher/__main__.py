@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 _SIDE_BY_SIDE = 4  # concurrent questions; the coordinator keeps the queue short
 _TOLD, _TEXT = 150, 400  # limits of an answer: problems, and characters of each
 # Bytes of memory. The libraries take in whatever a store answers to a listing, so an endless answer
-# could take all memory of the host. A listing of 200,000 files takes at most 1.2 GB; a listing beside
-# it that finds no memory comes again with the next round.
+# could take all memory of the host. A listing of 200,000 files takes at most 1.2 GB. If a listing
+# beside it finds no memory, the next round lists again.
 _MEMORY = 2 << 30
 
 
