@@ -927,7 +927,6 @@ int main(int argc, char **argv) {
         else if (!strcmp(name, "peer_memory")) peer_memory(argv[2]);
         else if (!strcmp(name, "peer_regions")) peer_regions(argv[2]);
         else if (!strcmp(name, "peer_older")) peer_older(argv[2]);
-    else if (!strcmp(name, "peer_older")) peer_older(argv[2]);
         else if (!strcmp(name, "peer_fork")) peer_fork(argv[2]);
         else peer_cancelled(argv[2]);
         CHECK(open_descriptors() == descriptors);
