@@ -60,6 +60,16 @@ def stat_of(pid: int) -> Stat | None:
     return Stat(state, int(parent))
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null in place of missing standard streams. Otherwise a file or socket of the service
+    would get the number of a stream, to which models and libraries write."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+
+
 def raise_fd_limit() -> None:
     """Raise the limit of descriptors to the hard limit, at most to 65536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

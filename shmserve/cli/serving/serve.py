@@ -12,7 +12,7 @@ from shmserve import config
 from shmserve.cli.serving import serve_options, shipped
 from shmserve.errors import ConfigError
 from shmserve.supervisor.generations import activation, keeper
-from shmserve.transport.processes import adopt_orphans
+from shmserve.transport.processes import adopt_orphans, open_standard_streams
 
 _NAME = "gunicorn.conf.py"
 
@@ -29,6 +29,7 @@ def command(extra: Sequence[str]) -> list[str]:
 
 
 def main(arguments: argparse.Namespace) -> NoReturn:
+    open_standard_streams()
     try:
         for sentence in serve_options.take(arguments, os.environ):
             print(f"shmserve: {sentence}", file=sys.stderr, flush=True)

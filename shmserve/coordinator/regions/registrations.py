@@ -162,15 +162,14 @@ class RegionRegistrations:
 
     def store_all(self, supervisor: str) -> None:
         """Give a supervisor copies of all descriptors."""
-        numbers = list(self._fds)
+        self._store(supervisor, list(self._fds))
+
+    def _store(self, supervisor: str, numbers: list[int]) -> None:
         for start in range(0, len(numbers), MAX_FDS):
             part = tuple(numbers[start : start + MAX_FDS])
-            self._store(supervisor, part)
-
-    def _store(self, supervisor: str, numbers: tuple[int, ...]) -> None:
-        regions = tuple(region for n in numbers if (region := self.book.get(n)) is not None)
-        fds = tuple(self._fds[number] for number in numbers)
-        self._send(supervisor, wire.StoreRegions(numbers, regions), fds)
+            regions = tuple(region for n in part if (region := self.book.get(n)) is not None)
+            fds = tuple(self._fds[number] for number in part)
+            self._send(supervisor, wire.StoreRegions(part, regions), fds)
 
     def _complete(self, now: float) -> None:
         """Drop regions that the supervisor did not hand back and that cannot be opened again by
@@ -328,9 +327,8 @@ class RegionRegistrations:
         if self._changed and not publish():
             return
         unstored, self._unstored = self._unstored, []
-        for number in unstored:
-            if supervisor and number in self._fds:
-                self._store(supervisor, (number,))
+        if supervisor:
+            self._store(supervisor, [number for number in unstored if number in self._fds])
         self.sharing.tell(self.book, self._fds, unstored, self._gone)
         answers, self._answers = self.sharing.released(self._answers), []
         for process, answer in answers:
