@@ -18,7 +18,7 @@ from shmserve.observe import last_words
 from shmserve.supervisor.generations import activation, keeper
 from shmserve.supervisor.generations.generation_processes import StoppedWatch
 from shmserve.transport import listen_addresses, rundir
-from shmserve.transport.processes import FileLock, end_with_parent, pidfd_open, raise_fd_limit
+from shmserve.transport.processes import FileLock, end_with_parent, pidfd_open
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,6 @@ class MasterState:
     def take_passed(self) -> None:
         """Take the descriptors passed to the master by systemd or a predecessor."""
         self.begun = time.monotonic()
-        raise_fd_limit()  # clients' memory takes a descriptor for each region
         self.grpc_fds = activation.take(os.environ, activation.GRPC)
         self.stored = activation.take_all(os.environ, activation.REGIONS)
         self.passed = activation.has_http(os.environ)

@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 _log = logging.getLogger(__name__)
 
 _SMALLEST_FILE_BYTES = 1 << 20
+_FEWEST_FDS = 64  # of a service with a few models and connections
 _MAX_FDS = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,12 +71,19 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
 
 
-def raise_fd_limit() -> None:
-    """Raise the limit of descriptors to the hard limit, at most to 65536."""
+def raise_fd_limit() -> str:
+    """Raise the limit of descriptors to the hard limit, at most to 65536. Return why the hard limit
+    is too low for the service, or ""."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit >= _FEWEST_FDS:
+        return ""
+    return (
+        f"the limit of open files is {limit} (LimitNOFILE, ulimit -n), and the service needs"
+        f" {_FEWEST_FDS} at least"
+    )
 
 
 def raise_file_limit() -> str:

@@ -188,10 +188,11 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     assert os.path.exists(path), "it is systemd's to remove"
 
 
-def limited_files(nbytes: int) -> tuple[str, ...]:
-    """Return a command that runs another one, whose files have at most so many bytes."""
-    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({nbytes}, {nbytes}))"
-    code = f"import os, resource, sys; {limit}; os.execvp(sys.argv[1], sys.argv[1:])"
+def limited_files(limit: int, what: str = "FSIZE") -> tuple[str, ...]:
+    """Return a command that runs another one, whose files have at most so many bytes; NOFILE: which
+    may open at most so many files."""
+    code = f"resource.setrlimit(resource.RLIMIT_{what}, ({limit}, {limit}))"
+    code = f"import os, resource, sys; {code}; os.execvp(sys.argv[1], sys.argv[1:])"
     return (sys.executable, "-c", code)
 
 
@@ -221,6 +222,10 @@ def limited_files(nbytes: int) -> tuple[str, ...]:
         (
             {"within": limited_files(500_000)},
             "the limit on the size of files is 500000 bytes (LimitFSIZE, ulimit -f), and sh",
+        ),
+        (
+            {"within": limited_files(16, "NOFILE")},
+            "the limit of open files is 16 (LimitNOFILE, ulimit -n), and the service needs 64",
         ),
         (
             {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},

@@ -110,8 +110,10 @@ exec_with({command!r}, dict(os.environ), {passed!r})
 MANY = """
 import os, resource
 from shmserve.supervisor.master_state import MasterState
+from shmserve.transport.processes import raise_fd_limit
 end = 3 + int(os.environ["LISTEN_FDS"])
 resource.setrlimit(resource.RLIMIT_NOFILE, (end, end + 4))
+raise_fd_limit()
 state = MasterState()
 state.take_passed()
 inodes = {os.fstat(fd).st_ino for _, fd in state.stored}
