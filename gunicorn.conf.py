@@ -24,7 +24,7 @@ from shmserve.supervisor import guard, launch
 from shmserve.transport import extras, processes
 from shmserve.transport.trust import key_file, tls
 
-processes.open_standard_streams()
+processes.undo_parents_state()
 library_telemetry.switch_off(os.environ)  # all processes inherit the variables
 
 try:

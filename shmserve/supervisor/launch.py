@@ -55,6 +55,7 @@ from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.processes import (
     FileLock,
     has_ended,
+    missing_memory,
     raise_fd_limit,
     raise_file_limit,
     send_signal,
@@ -155,7 +156,7 @@ def prepare(settings: Settings) -> None:
     setting cannot work, or another service has a directory of this service."""
     for warning in _state.warnings:
         _log.warning("%s", warning)
-    for problem in filter(None, (raise_file_limit(), raise_fd_limit())):
+    for problem in filter(None, (raise_file_limit(), raise_fd_limit(), missing_memory())):
         raise ConfigError(problem)
     for problem in model_places.missing_folders(settings):
         raise ConfigError(problem)

@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 _log = logging.getLogger(__name__)
 
 _SMALLEST_FILE_BYTES = 1 << 20
+_SHM = "/dev/shm"
 _FEWEST_FDS = 64  # of a service with a few models and connections
 _MAX_FDS = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -61,9 +62,14 @@ def stat_of(pid: int) -> Stat | None:
     return Stat(state, int(parent))
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null in place of missing standard streams. Otherwise a file or socket of the service
-    would get the number of a stream, to which models and libraries write."""
+def undo_parents_state() -> None:
+    """Undo what a careless parent leaves to its children.
+
+    - Blocked signals: the service would not hear SIGTERM.
+    - Missing standard streams, replaced by /dev/null: otherwise a file or socket of the service
+      would get the number of a stream, to which models and libraries write.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -97,6 +103,13 @@ def raise_file_limit() -> str:
         f"the limit on the size of files is {hard} bytes (LimitFSIZE, ulimit -f), and shared"
         f" memory needs {_SMALLEST_FILE_BYTES} at least"
     )
+
+
+def missing_memory() -> str:
+    """Return why this process can make no shared memory, or ""."""
+    if os.access(_SHM, os.W_OK | os.X_OK):
+        return ""
+    return f"{_SHM} is missing, or cannot be written: mount a tmpfs there, for tensors"
 
 
 def raise_oom_score(adj: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
 from tests.model_files import model_maker
-from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, failed_start, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
@@ -196,6 +196,10 @@ def limited_files(limit: int, what: str = "FSIZE") -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
+READ_ONLY = 'mount -t tmpfs -o ro shm /dev/shm && exec "$@"'
+REMOVED = f'cd "$(mktemp -d)" && rmdir "$PWD" && PYTHONPATH="{ROOT}" exec "$@"'
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -226,6 +230,15 @@ def limited_files(limit: int, what: str = "FSIZE") -> tuple[str, ...]:
         (
             {"within": limited_files(16, "NOFILE")},
             "the limit of open files is 16 (LimitNOFILE, ulimit -n), and the service needs 64",
+        ),
+        pytest.param(
+            {"within": ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")},
+            "/dev/shm is missing, or cannot be written: mount a tmpfs there, for tensors",
+            marks=pytest.mark.needs("mounts"),
+        ),
+        (
+            {"kept": True, "within": ("sh", "-c", REMOVED, "sh")},
+            "the working directory has been removed: start in another one",
         ),
         (
             {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},

@@ -216,8 +216,8 @@ def test_missing_standard_streams_lead_nowhere(tmp_path: Path) -> None:
     )
     code = (
         "import os, sys; os.close(0), os.close(1)\n"
-        "from shmserve.transport.processes import open_standard_streams\n"
-        "open_standard_streams()\n"
+        "from shmserve.transport.processes import undo_parents_state\n"
+        "undo_parents_state()\n"
         f"os.execv(sys.executable, [sys.executable, '-c', {look!r}])"
     )
     with (tmp_path / "stderr").open("w") as stderr:
