@@ -86,7 +86,9 @@ class Announcer:
             self.notifier.send(_EXTENSION)
         self._look()
         told = [f"{name}={value}" for name, value in self._untold.items()]
-        if told and (not self.notifier.address or self.notifier.send(*told, patience_s=_PATIENCE_S)):
+        if told and (
+            not self.notifier.address or self.notifier.send(*told, patience_s=_PATIENCE_S)
+        ):
             self._untold.clear()
 
     def _look(self) -> None:

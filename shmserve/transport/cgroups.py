@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 _ROOT = "/sys/fs/cgroup"
 _MEMBERSHIP = "/proc/self/cgroup"
-_LEAST_BYTES = 64 << 20  # of the smallest service; with less, the kernel kills the master over and over
+_LEAST_BYTES = (
+    64 << 20
+)  # of the smallest service; with less, the kernel kills the master over and over
 
 
 def memory_limit(root: str = _ROOT, membership: str = _MEMBERSHIP) -> int | None:
@@ -24,8 +26,8 @@ def too_little_memory(limit: int | None) -> str:
     if limit is None or limit >= _LEAST_BYTES:
         return ""
     return (
-        f"this cgroup's memory limit is {limit >> 20} MiB (MemoryMax, docker --memory), and the service"
-        f" needs {_LEAST_BYTES >> 20} MiB at least, without its models"
+        f"this cgroup's memory limit is {limit >> 20} MiB (MemoryMax, docker --memory), and the"
+        f" service needs {_LEAST_BYTES >> 20} MiB at least, without its models"
     )
 
 

@@ -145,8 +145,8 @@ class Link:
             self._wake()
 
     def flush(self) -> None:
-        """Send all queued messages now. For callbacks, which run on the link's thread. Raise PeerDied
-        or DeadlineExceeded if the coordinator takes nothing."""
+        """Send all queued messages now. For callbacks, which run on the link's thread. Raise
+        PeerDied or DeadlineExceeded if the coordinator takes nothing."""
         if self._channel is not None:
             self._flush(self._channel)
 

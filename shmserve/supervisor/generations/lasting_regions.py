@@ -67,9 +67,7 @@ class LastingRegions:
         """Add descriptors to a name, or replace all of its descriptors. Return False if systemd did
         not take every message."""
         named = f"FDNAME={name}"
-        taken = not replace or self._notifier.send(
-            "FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S
-        )
+        taken = not replace or self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
         for start in range(0, len(fds), MAX_FDS):
             part = fds[start : start + MAX_FDS]
             taken = taken and self._notifier.send(
@@ -112,7 +110,8 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
 def _listed(fd: int) -> tuple[Region, ...]:
     """Return the regions of a list, none if the list cannot be read."""
     try:
-        return _decode(os.pread(fd, _MAX_BYTES, 0))
+        regions: tuple[Region, ...] = _decode(os.pread(fd, _MAX_BYTES, 0))
     except (OSError, UnreadableMessage) as ex:
         _log.warning("a list of what clients had registered cannot be read: %s", ex)
         return ()
+    return regions

@@ -1,6 +1,7 @@
 """Regions when the coordinator is replaced and the supervisor is slow."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from shmserve.core.region_kinds import MEMFD
 from shmserve.core.registry import Snapshot
 from shmserve.errors import ResourceExhausted
 from shmserve.protocol.control.region_messages import NeedRegion, RegionGiven, StoredRegions
-from shmserve.shm import client_object
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
 from tests.running_server import open_fds
@@ -103,7 +103,7 @@ def test_regions_leave_descriptors_for_connections(
     desk = Coordinator(tmp_path)
     before = open_fds(os.getpid())
     limit = 2 * before  # half of which is kept
-    monkeypatch.setattr(client_object.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     with Memory(4096) as memory:
         for number in range(20):
             desk.register(number, f"r{number}", memory.name)

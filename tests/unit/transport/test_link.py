@@ -279,9 +279,10 @@ def test_a_store_of_many_descriptors_is_handed_over_without_copies_of_all(
 
     store = FdStore[int](stored)
     store.keep(range(400), [os.memfd_create("test") for _ in range(400)])
-    callbacks = handlers(on_message=lambda _: store.hand_over(link))
-    link = Link(run_dir, "supervisor", "supervisor-1-aa", callbacks)
-    link.start()
+    links: list[Link] = []
+    callbacks = handlers(on_message=lambda _: store.hand_over(links[0]))
+    links.append(Link(run_dir, "supervisor", "supervisor-1-aa", callbacks))
+    links[0].start()
     coordinator.accept()
     wait_until(lambda: len(counts) == 8, "not all is handed over")
     assert len(set(counts)) == 1
@@ -294,5 +295,5 @@ def test_a_store_of_many_descriptors_is_handed_over_without_copies_of_all(
         more = message.more
         close_all(fds)
     assert numbers == [*range(400)]
-    link.close()
+    links[0].close()
     store.drop(range(400))
