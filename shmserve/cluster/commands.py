@@ -1,7 +1,9 @@
 """Commands of `shmserve cluster`: up, status, down. They run outside of the actors."""
 
 import contextlib
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +15,30 @@ from shmserve.errors import ConfigError, Unavailable
 _ANSWER_S = 30.0
 _DOWN_MORE_S = 90.0
 _POLL_S = 0.2
+_RAY_S = 60.0  # for Ray to take this program in
 _FOREIGN = (
     "name: the actor controller in this namespace of Ray is another program's; end it, or give the"
     " cluster another name"
 )
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """End this program if Ray does not answer: calls to a head that hangs wait without end, and
+    cannot be interrupted."""
+    timer = threading.Timer(_RAY_S, _give_up, (address,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(address: str) -> None:
+    text = f"shmserve: Ray at ray_address = {address} does not answer within {_RAY_S:g} s\n"
+    os.write(sys.stderr.fileno(), text.encode())
+    os._exit(2)
 
 
 @contextlib.contextmanager
@@ -32,12 +54,13 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         yield ray_nodes
         return
     try:
-        ray.init(
-            address=settings.ray_address,
-            namespace=settings.name,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        with _answering(settings.ray_address):
+            ray.init(
+                address=settings.ray_address,
+                namespace=settings.name,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
     except (ConnectionError, ValueError) as ex:
         reason = str(ex).splitlines()[0]
         raise Unavailable(f"no Ray at ray_address = {settings.ray_address}: {reason}") from ex

@@ -18,8 +18,8 @@ _DIRECTORY = "/dev/shm"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _NO_MORE = "the server can hold no more shared memory regions"
 
-# Descriptors that regions leave to connections and messages of this process, and of the supervisor,
-# which keeps a copy of each region's descriptor.
+# Descriptors kept for connections and messages. The supervisor copies each region's descriptor, and
+# needs as many.
 _SPARE_FDS = 256
 
 
@@ -52,7 +52,7 @@ def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts
 
 
 def check_room(fd: int) -> None:
-    """Raise ResourceExhausted if a region's new descriptor is one of the last of this process."""
+    """Raise ResourceExhausted if hardly any descriptors are left beyond a region's new one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and fd >= limit - min(_SPARE_FDS, limit // 2):
         raise ResourceExhausted(_NO_MORE)

@@ -1,5 +1,6 @@
 """Commands of a cluster, with a stand-in for Ray: who answers as the controller."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from shmserve.cluster import commands
 from shmserve.cluster.controller import Status
 from shmserve.errors import ConfigError, ShmserveError, Unavailable
+from tests.servers import completed
 
 
 class RayError(Exception):
@@ -66,3 +68,18 @@ def test_an_answer_that_is_no_status_is_told_in_a_sentence(
 def test_the_status_is_the_controllers() -> None:
     status = Status()
     assert commands._status(RAY, SimpleNamespace(status=Method(status))) is status
+
+
+HANGS = """
+import time
+from shmserve.cluster import commands
+commands._RAY_S = 0.2
+with commands._answering("here:1"):
+    time.sleep(60)
+"""
+
+
+def test_a_ray_that_hangs_ends_the_command() -> None:
+    done = completed(sys.executable, "-c", HANGS)
+    assert done.returncode == 2
+    assert done.stderr == "shmserve: Ray at ray_address = here:1 does not answer within 0.2 s\n"
