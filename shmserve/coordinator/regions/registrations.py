@@ -14,6 +14,7 @@ handled alike. `system_regions` and `cuda_regions` describe how each kind is reg
 import logging
 import os
 from collections.abc import Callable
+from itertools import zip_longest
 
 from shmserve.config import Settings
 from shmserve.coordinator.regions.cuda_regions import CudaCloseBarrier, CudaRegions
@@ -136,25 +137,26 @@ class RegionRegistrations:
                 self._drop([region.number], "its process has ended", now)
 
     def stored(self, message: wire.StoredRegions, fds: list[int], now: float) -> list[int]:
-        """Take in descriptors kept by the supervisor. Return region numbers that the supervisor
-        can drop."""
+        """Take in descriptors kept by the supervisor, and regions of which it has kept none. Return
+        region numbers that the supervisor can drop."""
         useless = []
         known_regions = {} if self._restored else {r.number: r for r in message.regions}
-        for number, fd in zip(message.numbers, fds, strict=False):
-            if number in known_regions and self.book.get(number) is None:
-                self._adopt(known_regions[number], fd, now)
-                self.book.skip_to(number + 1)
-                if self.book.get(number) is None:
-                    useless.append(number)
-                continue
-            region = self.book.get(number)
-            known = region is not None and client_object.is_object_of(region, fd)
-            if known and number not in self._fds:
-                self._fds[number] = fd
-            else:
+        for number, fd in zip_longest(message.numbers, fds[: len(message.numbers)]):
+            there, kept = self.book.get(number), known_regions.get(number)
+            if there is None and kept is not None:
+                fd = client_object.reopen(kept) if fd is None else fd
+                if fd is not None:
+                    self._adopt(kept, fd, now)
+                    self.book.skip_to(number + 1)
+            elif there is not None and number not in self._fds and fd is not None:
+                if client_object.is_object_of(there, fd):
+                    self._fds[number] = fd
+                else:
+                    os.close(fd)
+            elif fd is not None:
                 os.close(fd)
-                if region is None:
-                    useless.append(number)
+            if self.book.get(number) is None:
+                useless.append(number)
         if not message.more:
             self._restored = True
             self._complete(now)

@@ -77,7 +77,8 @@ class LastingRegions:
 
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
-    """Return regions that systemd has kept, and descriptors, by number. Close other descriptors."""
+    """Return regions that systemd has kept, and descriptors, by number. Close other descriptors.
+    Regions with a key need no descriptor: the coordinator opens them again."""
     unused: list[int] = []
     objects: dict[tuple[int, int], int] = {}
     regions: tuple[Region, ...] = ()
@@ -97,7 +98,9 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
             fds[region.number] = (
                 unclaimed.pop(identity) if identity in unclaimed else os.dup(objects[identity])
             )
-    if lost := len(regions) - len(fds):
+        elif region.memory.has_key:
+            regions_by_number[region.number] = region
+    if lost := len(regions) - len(regions_by_number):
         _log.warning(
             "%d of %d regions that clients had registered are lost: the service manager kept fewer"
             " descriptors (FileDescriptorStoreMax=)",

@@ -113,3 +113,24 @@ def test_regions_leave_descriptors_for_connections(
         assert max(desk.regions._fds.values(), default=0) < before
         desk.regions.close()
     assert open_fds(os.getpid()) == before
+
+
+def test_regions_with_a_key_of_which_no_descriptor_was_kept_are_opened_again(
+    tmp_path: Path,
+) -> None:
+    """The store of a service manager may have less room than there are regions."""
+    first, next_service = Coordinator(tmp_path), Coordinator(tmp_path)
+    with Memory(4096) as memory:
+        first.register(1, "there", memory.name)
+        with Memory(4096) as removed:
+            first.register(2, "gone", removed.name)
+        regions = tuple(first.regions.book.regions.values())
+        numbers = tuple(region.number for region in regions)
+        assert next_service.regions.stored(StoredRegions(numbers, False, regions), [], 0.0) == [2]
+        assert next_service.names() == {"there"}
+        next_service.settle()
+        assert [message.numbers for message in next_service.stored] == [(1,)]
+        next_service.register(3, "new", memory.name)
+        assert {r.number for r in next_service.regions.book.regions.values()} == {1, 2}
+        first.regions.close()
+        next_service.regions.close()

@@ -63,7 +63,8 @@ def memory(number: int) -> int:
 
 def region(number: int, fd: int) -> Region:
     info = os.fstat(fd)
-    return Region(f"r{number}", number, "", 0, 64, 1000, 0, 0, info.st_dev, info.st_ino)
+    identity = info.st_dev, info.st_ino
+    return Region(f"r{number}", number, "", 0, 64, 1000, 0, 0, *identity, sealed=True)
 
 
 class Clients:
@@ -185,6 +186,17 @@ def test_a_further_region_is_stored_without_the_others(store: Store) -> None:
     for fd in back.values():
         os.close(fd)
     clients.close()
+
+
+def test_a_region_with_a_key_needs_no_descriptor(store: Store, clients: Clients) -> None:
+    sealed = clients.regions.items()
+    named = {n: msgspec.structs.replace(r, key="name", sealed=False) for n, r in sealed}
+    OneLife(store).tell(named, clients.fds)
+    kept = store.passed()
+    for name, fd in kept:
+        if name != "region-list":
+            os.close(fd)
+    assert restored([each for each in kept if each[0] == "region-list"]) == (named, {})
 
 
 def test_regions_that_the_store_has_not_kept_are_counted_in_the_log(
