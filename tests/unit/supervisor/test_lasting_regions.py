@@ -225,11 +225,14 @@ def test_a_foreign_descriptor_with_the_name_of_the_list_costs_nothing(
         os.close(fd)
 
 
-def test_without_a_list_nothing_is_known_and_nothing_stays_open() -> None:
+def test_without_a_list_nothing_is_known_and_nothing_stays_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = open_fds(os.getpid())
     broken = memory(0)
     assert restored([("region-1", memory(1)), ("region-list", broken)]) == ({}, {})
     assert restored([("region-1", memory(1)), ("region-1", memory(1))]) == ({}, {})
+    assert caplog.text.count("clients' memory is lost: its list was not kept") == 2
     assert open_fds(os.getpid()) == before
 
 
