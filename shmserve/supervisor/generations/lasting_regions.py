@@ -14,7 +14,6 @@ import msgspec
 
 from shmserve.core.registry import Region
 from shmserve.errors import UnreadableMessage
-from shmserve.log_fields import log_fields
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.supervisor.generations.activation import REGIONS
 from shmserve.transport.channel import MAX_FDS, close_all
@@ -90,9 +89,7 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
         if name == _LIST or objects.setdefault((info.st_dev, info.st_ino), fd) != fd:
             unused.append(fd)
     if objects and not regions:
-        _log.warning(
-            "clients' memory is lost: its list was not kept", extra=log_fields(count=len(objects))
-        )
+        _log.warning("the list of clients' memory was not kept: %d objects are lost", len(objects))
     regions_by_number: dict[int, Region] = {}
     fds: dict[int, int] = {}
     unclaimed = dict(objects)

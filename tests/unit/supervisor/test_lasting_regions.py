@@ -232,7 +232,7 @@ def test_without_a_list_nothing_is_known_and_nothing_stays_open(
     broken = memory(0)
     assert restored([("region-1", memory(1)), ("region-list", broken)]) == ({}, {})
     assert restored([("region-1", memory(1)), ("region-1", memory(1))]) == ({}, {})
-    assert caplog.text.count("clients' memory is lost: its list was not kept") == 2
+    assert caplog.text.count("the list of clients' memory was not kept") == 2
     assert open_fds(os.getpid()) == before
 
 
