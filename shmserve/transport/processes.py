@@ -68,8 +68,10 @@ def undo_parents_state() -> None:
     - Blocked signals: the service would not hear SIGTERM.
     - Missing standard streams, replaced by /dev/null: otherwise a file or socket of the service
       would get the number of a stream, to which models and libraries write.
+    - A umask by which the service could not read its own files.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(os.umask(0o077) & 0o077)
     for fd in range(3):
         try:
             os.fstat(fd)

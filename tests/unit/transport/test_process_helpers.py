@@ -208,6 +208,19 @@ def test_without_a_service_manager_nothing_happens(tmp_path):
     Notifier(str(tmp_path / "nobody")).send("READY=1")
 
 
+def test_a_service_can_read_its_own_files_and_hears_signals() -> None:
+    code = """
+import os, signal
+from shmserve.transport.processes import undo_parents_state
+os.umask(0o727)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+undo_parents_state()
+print(oct(os.umask(0)), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "0o27 set()\n"
+
+
 def test_missing_standard_streams_lead_nowhere(tmp_path: Path) -> None:
     """Also for programs that this process becomes."""
     look = (
