@@ -21,9 +21,10 @@ from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import logs, trace_files
 from shmserve.supervisor import guard, launch
-from shmserve.transport import extras
+from shmserve.transport import extras, processes
 from shmserve.transport.trust import key_file, tls
 
+processes.undo_parents_state()
 library_telemetry.switch_off(os.environ)  # all processes inherit the variables
 
 try:

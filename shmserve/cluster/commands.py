@@ -1,7 +1,9 @@
 """Commands of `shmserve cluster`: up, status, down. They run outside of the actors."""
 
 import contextlib
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,30 @@ from shmserve.errors import ConfigError, Unavailable
 _ANSWER_S = 30.0
 _DOWN_MORE_S = 90.0
 _POLL_S = 0.2
+_RAY_S = 60.0  # for Ray to take this program in
+_FOREIGN = (
+    "name: the actor controller in this namespace of Ray is another program's; end it, or give the"
+    " cluster another name"
+)
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """End this program if Ray does not answer: calls to a head that hangs wait without end, and
+    cannot be interrupted."""
+    timer = threading.Timer(_RAY_S, _give_up, (address,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(address: str) -> None:
+    text = f"shmserve: Ray at ray_address = {address} does not answer within {_RAY_S:g} s\n"
+    os.write(sys.stderr.fileno(), text.encode())
+    os._exit(2)
 
 
 @contextlib.contextmanager
@@ -28,12 +54,13 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         yield ray_nodes
         return
     try:
-        ray.init(
-            address=settings.ray_address,
-            namespace=settings.name,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        with _answering(settings.ray_address):
+            ray.init(
+                address=settings.ray_address,
+                namespace=settings.name,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
     except (ConnectionError, ValueError) as ex:
         reason = str(ex).splitlines()[0]
         raise Unavailable(f"no Ray at ray_address = {settings.ray_address}: {reason}") from ex
@@ -53,17 +80,30 @@ def _controller(ray_nodes: Any, name: str) -> Any:
         raise Unavailable(f"no cluster called {name} is up in this Ray") from ex
 
 
-def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
-    """Return the controller's answer. Raise Unavailable if late, or after a failure."""
+def _ask(
+    ray_nodes: Any, actor: Any, method: str, *words: object, timeout_s: float = _ANSWER_S
+) -> Any:
+    """Return the controller's answer. Raise Unavailable if late, or after a failure. Raise
+    ConfigError if another program of this Ray has the controller's name."""
     errors = ray_nodes.ray.exceptions
     try:
-        return ray_nodes.ray.get(ref, timeout=timeout_s)
-    except (errors.ActorUnavailableError, errors.ActorDiedError, errors.GetTimeoutError) as ex:
+        return ray_nodes.ray.get(getattr(actor, method).remote(*words), timeout=timeout_s)
+    except errors.RayTaskError as ex:
+        raise Unavailable(f"the cluster's controller failed: {ex.cause}") from ex
+    except AttributeError:
+        raise ConfigError(_FOREIGN) from None
+    except (errors.RayError, errors.GetTimeoutError) as ex:
         raise Unavailable(
             "the cluster's controller does not answer; Ray may start it again"
         ) from ex
-    except errors.RayTaskError as ex:
-        raise Unavailable(f"the cluster's controller failed: {ex.cause}") from ex
+
+
+def _status(ray_nodes: Any, actor: Any, timeout_s: float = _ANSWER_S) -> Status:
+    """Return the controller's status; raises as `_ask`."""
+    status = _ask(ray_nodes, actor, "status", timeout_s=timeout_s)
+    if not isinstance(status, Status):
+        raise ConfigError(_FOREIGN)
+    return status
 
 
 def up(file: ClusterFile) -> Status:
@@ -79,7 +119,7 @@ def up(file: ClusterFile) -> Status:
         while True:
             # The first answer comes after Ray has started the controller's process
             remaining_s = max(_ANSWER_S, deadline - time.monotonic())
-            status: Status = _answer(ray_nodes, actor.status.remote(), remaining_s)
+            status = _status(ray_nodes, actor, remaining_s)
             lacking = [name for name in file.models if not ready(status).get(name)]
             if not lacking:
                 return status
@@ -92,7 +132,7 @@ def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
     """Kill the running controller. Raise Unavailable if none runs or none answers, ConfigError if
     its settings of nodes or services differ."""
     actor = _controller(ray_nodes, file.settings.name)
-    if not _answer(ray_nodes, actor.has_nodes_of.remote(file.settings)):
+    if not _ask(ray_nodes, actor, "has_nodes_of", file.settings):
         raise ConfigError(
             "[service] or [nodes] differs from the running cluster: `shmserve cluster down` first"
         )
@@ -139,10 +179,7 @@ def _why(status: Status, lacking: list[str]) -> str:
 def status(file: ClusterFile) -> Status:
     """Return the status of the cluster. Raise Unavailable if no Ray or no cluster is up."""
     with _connected(file.settings) as ray_nodes:
-        answer: Status = _answer(
-            ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
-        )
-        return answer
+        return _status(ray_nodes, _controller(ray_nodes, file.settings.name))
 
 
 def down(file: ClusterFile) -> None:
@@ -152,5 +189,5 @@ def down(file: ClusterFile) -> None:
     with _connected(file.settings) as ray_nodes:
         actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
-        _answer(ray_nodes, actor.stop.remote(), limit_s)
+        _ask(ray_nodes, actor, "stop", timeout_s=limit_s)
         ray_nodes.ray.kill(actor)

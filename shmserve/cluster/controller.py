@@ -14,7 +14,7 @@ from typing import Protocol
 from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
-from shmserve.cluster.node_service import NodeReport
+from shmserve.cluster.node_service import NodeReport, checked
 from shmserve.cluster.policies.cluster_plan import UNKNOWN_WEIGHT, ClusterPlan, Decision
 from shmserve.errors import Unavailable
 
@@ -64,6 +64,7 @@ class Controller:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._heard: dict[str, _Heard] = {}
+        self._unread: dict[str, str] = {}  # by node: why its last report cannot be read
         self._decision = _EMPTY
         self._nothing = Decision({}, {name: {} for name in file.models}, {}, {})
         self._settings = file.settings
@@ -94,8 +95,9 @@ class Controller:
     def status(self) -> Status:
         with self._lock:
             nodes = {name: heard.report for name, heard in self._heard.items()}
-            problems = tuple(what for each in self._balancers for what in each.problems)
-            return Status(nodes, self._decision, problems)
+            problems = [f"node {name[:12]}: {reason}" for name, reason in self._unread.items()]
+            problems += (what for each in self._balancers for what in each.problems)
+            return Status(nodes, self._decision, tuple(problems))
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -122,9 +124,15 @@ class Controller:
                 balancer.tell(self._backends(self._decision))
 
     def _hear(self, now: float, reports: Mapping[str, NodeReport | None]) -> None:
+        before, self._unread = self._unread, {}
         for name, report in reports.items():
-            if report is not None:
-                self._heard[name] = _Heard(report, now)
+            try:
+                if report is not None:
+                    self._heard[name] = _Heard(checked(report), now)
+            except Unavailable as ex:  # of this node, which counts as silent
+                self._unread[name] = ex.message
+                if before.get(name) != ex.message:
+                    _log.warning("node %s: %s", name[:12], ex.message)
         lost_nodes = [
             name
             for name, heard in self._heard.items()

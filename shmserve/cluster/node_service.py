@@ -24,7 +24,7 @@ from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.policies.cluster_plan import AGAIN_S
 from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
-from shmserve.errors import UnreadableMessage
+from shmserve.errors import Unavailable, UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
 _LOOK_S = 0.25
@@ -57,6 +57,15 @@ class NodeReport:
     pid: int = 0
     launches: int = 0
     problem: str = ""
+
+
+def checked(report: object) -> NodeReport:
+    """Return a node's report. Raise Unavailable if it cannot be read: the node may run another
+    version of the server, or another program of the same Ray answers in the node's place."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(report), NodeReport)
+    except (TypeError, ValueError) as ex:
+        raise Unavailable(f"its report cannot be read: {ex}") from None
 
 
 class NodeService:
@@ -94,7 +103,12 @@ class NodeService:
             thread.start()
 
     def update(self, orders: frozenset[str] | None) -> NodeReport:
-        """Take the models to load from now on (None: as before), and return a report, at once."""
+        """Take the models to load from now on (None: as before), and return a report, at once.
+        Raise ValidationError, and change nothing, if `orders` are no names: any program of the same
+        Ray can call this method. Raise Unavailable after `stop`."""
+        orders = msgspec.convert(orders, frozenset[str] | None)
+        if self._end.is_set():  # perhaps by a controller that has died
+            raise Unavailable("the node's service was stopped")
         with self._lock:
             if orders is not None:
                 self._orders = orders

@@ -68,9 +68,12 @@ class RayNodes:
     ) -> dict[str, NodeReport | None]:
         """Send orders and collect reports, as `controller.Nodes.update`."""
         self._follow_ray()
-        for node, actor in self._actors.items():
+        for node, actor in list(self._actors.items()):
             if node not in self._asked:
-                self._asked[node] = actor.update.remote(orders.get(node))
+                try:
+                    self._asked[node] = actor.update.remote(orders.get(node))
+                except AttributeError:  # another program's actor has the name
+                    self._replace(node, "its actor is no NodeActor")
         refs = list(self._asked.values())
         done = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
         reports: dict[str, NodeReport | None] = dict.fromkeys(self._actors)
@@ -79,10 +82,8 @@ class RayNodes:
                 del self._asked[node]
                 try:
                     reports[node] = ray.get(ref)
-                except ray.exceptions.ActorDiedError as ex:
-                    _log.warning("node %s: its actor cannot run: %s", node[:12], ex)
-                    self._again_at[node] = time.monotonic() + _AGAIN_S
-                    del self._actors[node]
+                except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as ex:
+                    self._replace(node, f"its actor cannot run: {ex}")
                 except ray.exceptions.RayError as ex:  # Ray is restarting the actor
                     _log.debug("node %s: %s", node[:12], ex)
         return reports
@@ -125,6 +126,13 @@ class RayNodes:
             self._again_at.pop(node, None)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actors.pop(node))
+
+    def _replace(self, node: str, reason: str) -> None:
+        """Kill a node's actor, and start another one a little later."""
+        _log.warning("node %s: %s", node[:12], reason)
+        self._again_at[node] = time.monotonic() + _AGAIN_S
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._actors.pop(node))
 
     def _counts(self, resources: Mapping[str, float]) -> bool:
         return not self._settings.nodes_resource or self._settings.nodes_resource in resources

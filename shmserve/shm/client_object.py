@@ -5,6 +5,7 @@ descriptor stands for the object, whatever happens to the name. Nothing here unl
 """
 
 import os
+import resource
 import stat
 
 from shmserve.core.regions.region_book import ObjectFacts
@@ -15,6 +16,11 @@ from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 _DIRECTORY = "/dev/shm"
 # Do not block (a FIFO), do not follow a link, do not keep the descriptor over an exec.
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NO_MORE = "the server can hold no more shared memory regions"
+
+# Descriptors kept for connections and messages. The supervisor copies each region's descriptor, and
+# needs as many.
+_SPARE_FDS = 256
 
 
 def open_object(key: str, region: str) -> int:
@@ -30,7 +36,7 @@ def open_object(key: str, region: str) -> int:
         ) from None
     except OSError as ex:
         if ex.errno in (23, 24):  # ENFILE, EMFILE
-            raise ResourceExhausted("the server can hold no more shared memory regions") from None
+            raise ResourceExhausted(_NO_MORE) from None
         # A link (ELOOP), a directory (EISDIR) and a device get the same answer.
         raise InvalidArgument(
             f"Unable to open shared memory region '{region}': its key leads to no memory object"
@@ -43,6 +49,13 @@ def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts
     device, inode = info.st_dev, info.st_ino
     regular, ours = stat.S_ISREG(info.st_mode), (device, inode) in own
     return ObjectFacts(device, inode, info.st_size, info.st_uid, regular, ours)
+
+
+def check_room(fd: int) -> None:
+    """Raise ResourceExhausted if hardly any descriptors are left beyond a region's new one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and fd >= limit - min(_SPARE_FDS, limit // 2):
+        raise ResourceExhausted(_NO_MORE)
 
 
 def is_object_of(region: Region, fd: int) -> bool:

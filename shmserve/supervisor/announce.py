@@ -11,6 +11,7 @@ from shmserve.transport.notify import Notifier
 
 _EXTEND_EVERY_S = 20.0
 _LOOK_S = 0.2  # between checks whether this generation speaks
+_PATIENCE_S = 0.1  # for the service manager, whose queue may be full of clients' memory
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 
 
@@ -52,6 +53,7 @@ class Announcer:
         self._watchdog_s = watchdog_s / 2  # twice as often as required
         self._generation = -1
         self._ready = False
+        self._untold: dict[str, str] = {}  # what the service manager has not taken yet, by name
         self._silent, self._looked_at = False, 0.0
         self._alive_at = 0.0
         self._extended_at = 0.0
@@ -62,6 +64,8 @@ class Announcer:
         if self._silent:
             return self._looked_at + _LOOK_S
         due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
+        if self._untold:
+            due = min(due, self._looked_at + _LOOK_S)
         if self._healthy and self._watchdog_s:
             due = min(due, self._alive_at + self._watchdog_s)
         return due
@@ -73,14 +77,22 @@ class Announcer:
         if self._silent:
             return
         if self._main_pid:  # the handover sends this too, unless it has died
-            self.notifier.send(f"MAINPID={self._main_pid}")
-            self._main_pid = 0
+            self._untold["MAINPID"], self._main_pid = str(self._main_pid), 0
         if healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
-            self.notifier.send("WATCHDOG=1")
+            self.notifier.send("WATCHDOG=1", patience_s=_PATIENCE_S)
         if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
             self._extended_at = now
             self.notifier.send(_EXTENSION)
+        self._look()
+        told = [f"{name}={value}" for name, value in self._untold.items()]
+        if told and (
+            not self.notifier.address or self.notifier.send(*told, patience_s=_PATIENCE_S)
+        ):
+            self._untold.clear()
+
+    def _look(self) -> None:
+        """Note what is to be told of the published snapshot."""
         try:
             snapshot = self._reader.current()
         except Unavailable:
@@ -88,17 +100,16 @@ class Announcer:
         if snapshot.generation == self._generation:
             return
         self._generation = snapshot.generation
-        lines = [f"STATUS={status_line(snapshot)}"]
         if not self._ready and snapshot.ready:
             self._ready = True
-            lines.insert(0, "READY=1")
-        self.notifier.send(*lines)
+            self._untold["READY"] = "1"
+        self._untold["STATUS"] = status_line(snapshot)
         if self._report is not None:
             self._report.published(snapshot)
 
     def stopping(self) -> None:
         if self.speaks():
-            self.notifier.send("STOPPING=1", "STATUS=draining")
+            self.notifier.send("STOPPING=1", "STATUS=draining", patience_s=_PATIENCE_S)
 
 
 def status_line(snapshot: Snapshot) -> str:

@@ -47,13 +47,17 @@ class FdStore(Generic[Key]):
                 if fd is not None:
                     os.close(fd)
 
-    def hand_over(self, link: Link) -> None:
-        """Send a coordinator copies of all descriptors. The last message is empty and says so."""
+    def hand_over(self, link: Link, others: Sequence[Key] = ()) -> None:
+        """Send a coordinator copies of all descriptors, from a callback of the link, and `others`,
+        keys without one. The last message is empty and says so. Raises as `Link.flush`."""
         with self._lock:
             keys = list(self._fds)
             for start in range(0, len(keys), MAX_FDS):
                 part = keys[start : start + MAX_FDS]
                 link.send(self._stored(tuple(part), True), [self._fds[key] for key in part])
+                link.flush()  # copies of thousands of descriptors at once would exceed the limit
+        for start in range(0, len(others), MAX_FDS):
+            link.send(self._stored(tuple(others[start : start + MAX_FDS]), True))
         link.send(self._stored((), False))
 
     def __len__(self) -> int:

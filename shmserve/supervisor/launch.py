@@ -50,11 +50,13 @@ from shmserve.log_fields import log_fields
 from shmserve.observe import last_words, log_output
 from shmserve.supervisor.generations import activation, handover
 from shmserve.supervisor.master_state import MasterState
-from shmserve.transport import listen_addresses, rundir
+from shmserve.transport import cgroups, listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.processes import (
     FileLock,
     has_ended,
+    missing_memory,
+    raise_fd_limit,
     raise_file_limit,
     send_signal,
     spawn,
@@ -154,7 +156,8 @@ def prepare(settings: Settings) -> None:
     setting cannot work, or another service has a directory of this service."""
     for warning in _state.warnings:
         _log.warning("%s", warning)
-    if problem := raise_file_limit():
+    little = cgroups.too_little_memory(cgroups.memory_limit())
+    for problem in filter(None, (raise_file_limit(), raise_fd_limit(), missing_memory(), little)):
         raise ConfigError(problem)
     for problem in model_places.missing_folders(settings):
         raise ConfigError(problem)

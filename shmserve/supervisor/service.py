@@ -196,7 +196,7 @@ class Supervisor:
 
     def _from_link(self, message: FromCoordinator) -> None:
         if isinstance(message, wire.Welcome):
-            self._store.hand_over(self._link)
+            self._store.hand_over(self._link, sorted(self._regions.keys() - self._store.fds))
             self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
             self._store.drop(message.numbers)

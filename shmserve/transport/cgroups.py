@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 _ROOT = "/sys/fs/cgroup"
 _MEMBERSHIP = "/proc/self/cgroup"
+_LEAST_BYTES = (
+    64 << 20
+)  # of the smallest service; with less, the kernel kills the master over and over
 
 
 def memory_limit(root: str = _ROOT, membership: str = _MEMBERSHIP) -> int | None:
@@ -16,6 +19,16 @@ def memory_limit(root: str = _ROOT, membership: str = _MEMBERSHIP) -> int | None
     limits = [int(text) for text in texts if text.isdigit()]
     # cgroup v1 writes a huge number for none
     return min((limit for limit in limits if limit < 1 << 60), default=None)
+
+
+def too_little_memory(limit: int | None) -> str:
+    """Return why the service cannot start within a memory limit, in bytes, or ""."""
+    if limit is None or limit >= _LEAST_BYTES:
+        return ""
+    return (
+        f"this cgroup's memory limit is {limit >> 20} MiB (MemoryMax, docker --memory), and the"
+        f" service needs {_LEAST_BYTES >> 20} MiB at least, without its models"
+    )
 
 
 def processors(root: str = _ROOT, membership: str = _MEMBERSHIP) -> float:

@@ -100,6 +100,7 @@ class Link:
         self._pending = PendingRequests()
         self._tickets = itertools.count(1)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._channel: Channel | None = None  # of the present connection
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shmserve-link", daemon=True)
         # whether give-backs count: from a hello on, which says how much is held
@@ -142,6 +143,12 @@ class Link:
         # the link's thread looks before it waits
         if threading.current_thread() is not self._thread:
             self._wake()
+
+    def flush(self) -> None:
+        """Send all queued messages now. For callbacks, which run on the link's thread. Raise
+        PeerDied or DeadlineExceeded if the coordinator takes nothing."""
+        if self._channel is not None:
+            self._flush(self._channel)
 
     def ask(
         self, make: Make, timeout_s: float, late: Late | None = None
@@ -232,10 +239,12 @@ class Link:
                 if self.connected:
                     alone_since = time.monotonic()
                 self._disconnected()
+                self._channel = None
                 channel.close()
             self._closing.wait(pause or _retry_s(time.monotonic() - alone_since))
 
     def _serve(self, channel: Channel) -> None:
+        self._channel = channel
         self._greet(channel)
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLIN)

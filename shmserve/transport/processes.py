@@ -25,6 +25,8 @@ from typing import BinaryIO, NamedTuple
 _log = logging.getLogger(__name__)
 
 _SMALLEST_FILE_BYTES = 1 << 20
+_SHM = "/dev/shm"
+_FEWEST_FDS = 64  # of a service with a few models and connections
 _MAX_FDS = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -60,12 +62,36 @@ def stat_of(pid: int) -> Stat | None:
     return Stat(state, int(parent))
 
 
-def raise_fd_limit() -> None:
-    """Raise the limit of descriptors to the hard limit, at most to 65536."""
+def undo_parents_state() -> None:
+    """Undo what a careless parent leaves to its children.
+
+    - Blocked signals: the service would not hear SIGTERM.
+    - Missing standard streams, replaced by /dev/null: otherwise a file or socket of the service
+      would get the number of a stream, to which models and libraries write.
+    - A umask by which the service could not read its own files.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(os.umask(0o077) & 0o077)
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+
+
+def raise_fd_limit() -> str:
+    """Raise the limit of descriptors to the hard limit, at most to 65536. Return why the hard limit
+    is too low for the service, or ""."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit >= _FEWEST_FDS:
+        return ""
+    return (
+        f"the limit of open files is {limit} (LimitNOFILE, ulimit -n), and the service needs"
+        f" {_FEWEST_FDS} at least"
+    )
 
 
 def raise_file_limit() -> str:
@@ -79,6 +105,13 @@ def raise_file_limit() -> str:
         f"the limit on the size of files is {hard} bytes (LimitFSIZE, ulimit -f), and shared"
         f" memory needs {_SMALLEST_FILE_BYTES} at least"
     )
+
+
+def missing_memory() -> str:
+    """Return why this process can make no shared memory, or ""."""
+    if os.access(_SHM, os.W_OK | os.X_OK):
+        return ""
+    return f"{_SHM} is missing, or cannot be written: mount a tmpfs there, for tensors"
 
 
 def raise_oom_score(adj: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
 from tests.model_files import model_maker
-from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, failed_start, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
@@ -188,11 +188,16 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     assert os.path.exists(path), "it is systemd's to remove"
 
 
-def limited_files(nbytes: int) -> tuple[str, ...]:
-    """Return a command that runs another one, whose files have at most so many bytes."""
-    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({nbytes}, {nbytes}))"
-    code = f"import os, resource, sys; {limit}; os.execvp(sys.argv[1], sys.argv[1:])"
+def limited_files(limit: int, what: str = "FSIZE") -> tuple[str, ...]:
+    """Return a command that runs another one, whose files have at most so many bytes; NOFILE: which
+    may open at most so many files."""
+    code = f"resource.setrlimit(resource.RLIMIT_{what}, ({limit}, {limit}))"
+    code = f"import os, resource, sys; {code}; os.execvp(sys.argv[1], sys.argv[1:])"
     return (sys.executable, "-c", code)
+
+
+READ_ONLY = 'mount -t tmpfs -o ro shm /dev/shm && exec "$@"'
+REMOVED = f'cd "$(mktemp -d)" && rmdir "$PWD" && PYTHONPATH="{ROOT}" exec "$@"'
 
 
 @pytest.mark.parametrize(
@@ -221,6 +226,19 @@ def limited_files(nbytes: int) -> tuple[str, ...]:
         (
             {"within": limited_files(500_000)},
             "the limit on the size of files is 500000 bytes (LimitFSIZE, ulimit -f), and sh",
+        ),
+        (
+            {"within": limited_files(16, "NOFILE")},
+            "the limit of open files is 16 (LimitNOFILE, ulimit -n), and the service needs 64",
+        ),
+        pytest.param(
+            {"within": ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")},
+            "/dev/shm is missing, or cannot be written: mount a tmpfs there, for tensors",
+            marks=pytest.mark.needs("mounts"),
+        ),
+        (
+            {"kept": True, "within": ("sh", "-c", REMOVED, "sh")},
+            "the working directory has been removed: start in another one",
         ),
         (
             {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},

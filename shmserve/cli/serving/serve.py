@@ -12,7 +12,7 @@ from shmserve import config
 from shmserve.cli.serving import serve_options, shipped
 from shmserve.errors import ConfigError
 from shmserve.supervisor.generations import activation, keeper
-from shmserve.transport.processes import adopt_orphans
+from shmserve.transport.processes import adopt_orphans, undo_parents_state
 
 _NAME = "gunicorn.conf.py"
 
@@ -29,7 +29,10 @@ def command(extra: Sequence[str]) -> list[str]:
 
 
 def main(arguments: argparse.Namespace) -> NoReturn:
+    undo_parents_state()
     try:
+        if not os.path.exists(os.readlink("/proc/self/cwd")):
+            raise ConfigError("the working directory has been removed: start in another one")
         for sentence in serve_options.take(arguments, os.environ):
             print(f"shmserve: {sentence}", file=sys.stderr, flush=True)
         settings = config.load()  # report wrong settings here, before gunicorn's own output

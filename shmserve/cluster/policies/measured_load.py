@@ -7,6 +7,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 SMOOTH_S = 10.0  # time constant of averaged demand, in seconds
 STEADY_S = 60.0  # time constant of steady demand, for decisions that are costly to follow
@@ -15,6 +18,7 @@ MOST = 500  # most recent requests that the speed is computed from
 RUNS = 2.0  # in mean executions: a replica without an ended request for longer counts as idle
 
 Replica = tuple[str, str]  # node, model
+Seconds = Annotated[float, Meta(ge=0, le=1e15)]  # not NaN, which no comparison would notice
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class ReplicaCounts:
     requests. `waited_s`: seconds that requests waited for an executor, summed. `busy_s`: seconds
     that requests kept an executor busy, summed."""
 
-    requests: int = 0
-    waited_s: float = 0.0
-    busy_s: float = 0.0
+    requests: Annotated[int, Meta(ge=0)] = 0
+    waited_s: Seconds = 0.0
+    busy_s: Seconds = 0.0
 
     def since(self, before: ReplicaCounts) -> ReplicaCounts:
         """Return the growth since `before`. If the service has restarted, return all counts."""
@@ -49,7 +53,7 @@ class NodeLook:
         failed: models that could not be loaded, with the reasons.
     """
 
-    room: int
+    room: Annotated[int, Meta(ge=0)]
     held: frozenset[str] = frozenset()
     ready: frozenset[str] = frozenset()
     failed: Mapping[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ handled alike. `system_regions` and `cuda_regions` describe how each kind is reg
 import logging
 import os
 from collections.abc import Callable
+from itertools import zip_longest
 
 from shmserve.config import Settings
 from shmserve.coordinator.regions.cuda_regions import CudaCloseBarrier, CudaRegions
@@ -136,25 +137,26 @@ class RegionRegistrations:
                 self._drop([region.number], "its process has ended", now)
 
     def stored(self, message: wire.StoredRegions, fds: list[int], now: float) -> list[int]:
-        """Take in descriptors kept by the supervisor. Return region numbers that the supervisor
-        can drop."""
+        """Take in descriptors kept by the supervisor, and regions of which it has kept none. Return
+        region numbers that the supervisor can drop."""
         useless = []
         known_regions = {} if self._restored else {r.number: r for r in message.regions}
-        for number, fd in zip(message.numbers, fds, strict=False):
-            if number in known_regions and self.book.get(number) is None:
-                self._adopt(known_regions[number], fd, now)
-                self.book.skip_to(number + 1)
-                if self.book.get(number) is None:
-                    useless.append(number)
-                continue
-            region = self.book.get(number)
-            known = region is not None and client_object.is_object_of(region, fd)
-            if known and number not in self._fds:
-                self._fds[number] = fd
-            else:
+        for number, fd in zip_longest(message.numbers, fds[: len(message.numbers)]):
+            there, kept = self.book.get(number), known_regions.get(number)
+            if there is None and kept is not None:
+                fd = client_object.reopen(kept) if fd is None else fd
+                if fd is not None:
+                    self._adopt(kept, fd, now)
+                    self.book.skip_to(number + 1)
+            elif there is not None and number not in self._fds and fd is not None:
+                if client_object.is_object_of(there, fd):
+                    self._fds[number] = fd
+                else:
+                    os.close(fd)
+            elif fd is not None:
                 os.close(fd)
-                if region is None:
-                    useless.append(number)
+            if self.book.get(number) is None:
+                useless.append(number)
         if not message.more:
             self._restored = True
             self._complete(now)
@@ -162,15 +164,14 @@ class RegionRegistrations:
 
     def store_all(self, supervisor: str) -> None:
         """Give a supervisor copies of all descriptors."""
-        numbers = list(self._fds)
+        self._store(supervisor, list(self._fds))
+
+    def _store(self, supervisor: str, numbers: list[int]) -> None:
         for start in range(0, len(numbers), MAX_FDS):
             part = tuple(numbers[start : start + MAX_FDS])
-            self._store(supervisor, part)
-
-    def _store(self, supervisor: str, numbers: tuple[int, ...]) -> None:
-        regions = tuple(region for n in numbers if (region := self.book.get(n)) is not None)
-        fds = tuple(self._fds[number] for number in numbers)
-        self._send(supervisor, wire.StoreRegions(numbers, regions), fds)
+            regions = tuple(region for n in part if (region := self.book.get(n)) is not None)
+            fds = tuple(self._fds[number] for number in part)
+            self._send(supervisor, wire.StoreRegions(part, regions), fds)
 
     def _complete(self, now: float) -> None:
         """Drop regions that the supervisor did not hand back and that cannot be opened again by
@@ -328,9 +329,8 @@ class RegionRegistrations:
         if self._changed and not publish():
             return
         unstored, self._unstored = self._unstored, []
-        for number in unstored:
-            if supervisor and number in self._fds:
-                self._store(supervisor, (number,))
+        if supervisor:
+            self._store(supervisor, [number for number in unstored if number in self._fds])
         self.sharing.tell(self.book, self._fds, unstored, self._gone)
         answers, self._answers = self.sharing.released(self._answers), []
         for process, answer in answers:

@@ -37,6 +37,7 @@ class SystemRegions(Struct, frozen=True):
         self._book.may_register(caller)
         fd = client_object.open_object(message.key, message.name)
         try:
+            client_object.check_room(fd)
             facts = client_object.facts(fd, client_object.own_files(self._run_dir))
             window = (message.name, message.key, message.offset, message.byte_size)
             region = self._book.register(caller, *window, facts, message.again)
@@ -51,6 +52,7 @@ class SystemRegions(Struct, frozen=True):
         """Enter an object already checked by `passed_memory`, and take over `fd`. Registering the
         identical region again is no error, because the first answer may have been lost."""
         try:
+            client_object.check_room(fd)
             facts = client_object.facts(fd)
             region = self._book.register(
                 caller, name, "", offset, byte_size, facts, again=True, kind=kind

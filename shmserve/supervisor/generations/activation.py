@@ -24,7 +24,7 @@ REPORT_BYTES = 4096  # largest report
 
 
 def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
-    """Take the passed descriptors named `name`. Return copies of them.
+    """Take the passed descriptors named `name`. Return them, no longer inheritable.
 
     The remaining descriptors move to the first places, as the protocol demands. `environ` is
     updated to their number and names.
@@ -46,17 +46,24 @@ def _take(
     if not passed:
         return []
     named = list(zip(_names(environ, len(passed)), passed, strict=True))
-    taken = [
-        (given, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop))
-        for given, fd in named
-        if matches(given)
-    ]
     remaining = [(given, fd) for given, fd in named if not matches(given)]
-    for place, (_, fd) in zip(passed, remaining, strict=False):
+    places = passed[: len(remaining)]
+    taken = []
+    for given, fd in named:
+        if not matches(given):
+            continue
+        # Copying all of the thousands of descriptors that may come would exceed the limit.
+        if fd in places:
+            fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop)
+        else:
+            os.set_inheritable(fd, False)
+        taken.append((given, fd))
+    for place, (_, fd) in zip(places, remaining, strict=True):
         if place != fd:
             os.dup2(fd, place)
-    for fd in passed[len(remaining) :]:
-        os.close(fd)
+    for _, fd in remaining:
+        if fd not in places:
+            os.close(fd)
     environ["LISTEN_FDS"] = str(len(remaining))
     environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in remaining)
     return taken

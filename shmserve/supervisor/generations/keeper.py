@@ -94,6 +94,8 @@ def main() -> int:
         none_left = _end_descendants(masters, others)
         now = time.monotonic()
         lately = started_again_at is not None and now - started_again_at < _AGAIN_S
+        if masters.was_killed and lately:
+            _say(f"the main process was killed again (signal {-masters.status}): ending")
         if managed or lately or not masters.was_killed:
             break
         _say(f"the main process was killed (signal {-masters.status}): starting the service again")

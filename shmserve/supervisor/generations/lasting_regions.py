@@ -53,17 +53,21 @@ class LastingRegions:
             if not self._store(_LIST, [listed]):
                 return
         for name, numbers in named.items():
-            if self._stored.get(name) != numbers:
-                self._stored.pop(name, None)
-                if not self._store(name, [fds[number] for number in sorted(numbers)]):
-                    return
-                self._stored[name] = numbers
+            # systemd compares each new descriptor with all that it has, so it gets no descriptor
+            # again only because another region of the name has come.
+            known, stored = name in self._stored, self._stored.pop(name, set())
+            grows = known and stored <= numbers
+            sent = [fds[number] for number in sorted(numbers - stored if grows else numbers)]
+            if (sent or not grows) and not self._store(name, sent, replace=not grows):
+                return
+            self._stored[name] = numbers
         self._listed = regions
 
-    def _store(self, name: str, fds: list[int]) -> bool:
-        """Replace a name's descriptors. Return False if systemd did not take every message."""
+    def _store(self, name: str, fds: list[int], replace: bool = True) -> bool:
+        """Add descriptors to a name, or replace all of its descriptors. Return False if systemd did
+        not take every message."""
         named = f"FDNAME={name}"
-        taken = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
+        taken = not replace or self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
         for start in range(0, len(fds), MAX_FDS):
             part = fds[start : start + MAX_FDS]
             taken = taken and self._notifier.send(
@@ -73,21 +77,19 @@ class LastingRegions:
 
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
-    """Return regions that systemd has kept, and descriptors, by number. Close other descriptors."""
-    listed = -1
+    """Return regions that systemd has kept, and descriptors, by number. Close other descriptors.
+    Regions with a key need no descriptor: the coordinator opens them again."""
     unused: list[int] = []
     objects: dict[tuple[int, int], int] = {}
+    regions: tuple[Region, ...] = ()
     for name, fd in passed:
         info = os.fstat(fd)
         if name == _LIST:
-            listed = fd
+            regions = _listed(fd) or regions
         if name == _LIST or objects.setdefault((info.st_dev, info.st_ino), fd) != fd:
             unused.append(fd)
-    regions: tuple[Region, ...] = ()
-    try:
-        regions = _decode(os.pread(listed, _MAX_BYTES, 0)) if listed >= 0 else ()
-    except (OSError, UnreadableMessage) as ex:
-        _log.warning("what clients had registered is not known any more: %s", ex)
+    if objects and not regions:
+        _log.warning("the list of clients' memory was not kept: %d objects are lost", len(objects))
     regions_by_number: dict[int, Region] = {}
     fds: dict[int, int] = {}
     unclaimed = dict(objects)
@@ -98,5 +100,23 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
             fds[region.number] = (
                 unclaimed.pop(identity) if identity in unclaimed else os.dup(objects[identity])
             )
+        elif region.memory.has_key:
+            regions_by_number[region.number] = region
+    if lost := len(regions) - len(regions_by_number):
+        _log.warning(
+            "%d of %d regions that clients had registered are lost: the service manager kept fewer"
+            " descriptors (FileDescriptorStoreMax=)",
+            *(lost, len(regions)),
+        )
     close_all([*unused, *unclaimed.values()])
     return regions_by_number, fds
+
+
+def _listed(fd: int) -> tuple[Region, ...]:
+    """Return the regions of a list, none if the list cannot be read."""
+    try:
+        regions: tuple[Region, ...] = _decode(os.pread(fd, _MAX_BYTES, 0))
+    except (OSError, UnreadableMessage) as ex:
+        _log.warning("a list of what clients had registered cannot be read: %s", ex)
+        return ()
+    return regions

@@ -142,7 +142,9 @@ class ExecutorTemplate:
     def _received(self, timeout_s: float) -> bytes:
         """Return the template's next message; empty after the time, or the template's end."""
         assert self._socket is not None
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        poll = select.poll()  # `select` takes no number above 1023, which regions may fill
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
             return b""
         try:
             return self._socket.recv(64)

@@ -1,14 +1,18 @@
 """The controller's rounds with obedient nodes, and the status shown to people."""
 
+import math
 import time
 from collections.abc import Mapping
+from typing import Any
+
+import pytest
 
 from shmserve.cli.serving import cluster as cluster_command
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
 from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.measured_load import NodeLook
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from tests.running_server import wait_until
 
 ROOM = 100
@@ -21,6 +25,7 @@ class ObedientNodes:
         self.held: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())
         self.orders: list[Mapping[str, frozenset[str]]] = []
         self.silent: set[str] = set()
+        self.lies: dict[str, Any] = {}
         self.stopped = False
 
     def update(
@@ -31,7 +36,7 @@ class ObedientNodes:
         return {
             name: None if name in self.silent else self._report(number, models)
             for number, (name, models) in enumerate(self.held.items())
-        }
+        } | self.lies
 
     def _report(self, number: int, models: frozenset[str]) -> NodeReport:
         http, grpc = (Address("127.0.0.1", port + number, 8000) for port in (8000, 9000))
@@ -72,6 +77,28 @@ def test_nobody_gets_orders_before_all_have_said_what_they_hold() -> None:
     made.tick()
     made.tick()
     assert nodes.held == {"a": frozenset(), "b": {"one"}}
+
+
+LIES = {
+    "no report": "nonsense",
+    "no look": NodeReport("look"),  # type: ignore[arg-type]
+    "of another version": object.__new__(NodeReport),
+    "no names": NodeReport(NodeLook(ROOM, frozenset({1}))),  # type: ignore[arg-type]
+    "no number": NodeReport(NodeLook(ROOM, counts={"one": ReplicaCounts(1, math.nan)})),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_node_whose_report_cannot_be_read_costs_itself_alone(lie: str) -> None:
+    nodes = ObedientNodes("a")
+    nodes.lies["b"] = LIES[lie]
+    made = controller(nodes, one=60)
+    for _ in range(3):
+        made.tick()
+    assert nodes.held["a"] == {"one"}
+    assert made.status().nodes.keys() == {"a"}
+    [problem] = made.status().problems
+    assert problem.startswith("node b: its report cannot be read: ")
 
 
 def test_a_balancer_that_is_not_there_is_a_problem_and_nothing_else(tmp_path) -> None:

@@ -11,11 +11,13 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from shmserve.cluster import node_service
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.node_service import NodeReport, NodeService
+from shmserve.errors import Unavailable
 from tests.running_server import ROOT, segments_left, wait_until
 
 
@@ -51,6 +53,9 @@ def test_it_holds_what_it_is_told_and_comes_again(node: NodeService) -> None:
     wait_until(lambda: node.update(None).http is not None, "it is not up")
     assert node.update(None).look.held == frozenset(), "nothing without orders"
     wait_until(lambda: node.update(None).grpc is not None, "gRPC is not there")
+    for nonsense in ("echo", 5, frozenset({1})):
+        with pytest.raises(msgspec.ValidationError):
+            node.update(nonsense)  # type: ignore[arg-type]
     node.update(frozenset({"echo", "pair"}))
     wait_ready(node, {"echo", "pair"})
     node.update(frozenset({"pair", "broken"}))
@@ -120,8 +125,10 @@ def test_what_fails_is_tried_again_after_a_while(tmp_path, monkeypatch) -> None:
         service.update(frozenset())
         wait_until(lambda: len(StubbornService.told) >= 4, "it is not told again")
         passed = time.monotonic() - begun
+        assert "unload old" in service.update(None).problem
         service.stop()
         up.shutdown()
         thread.join()
     assert passed >= 3 * 0.2, "a pause after each"
-    assert "unload old" in service.update(None).problem
+    with pytest.raises(Unavailable, match="was stopped"):
+        service.update(None)

@@ -1,6 +1,7 @@
 """Regions when the coordinator is replaced and the supervisor is slow."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import MEMFD
 from shmserve.core.registry import Snapshot
+from shmserve.errors import ResourceExhausted
 from shmserve.protocol.control.region_messages import NeedRegion, RegionGiven, StoredRegions
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
+from tests.running_server import open_fds
 from tests.unit.coordinator.test_region_sharing import UID, Coordinator
 
 
@@ -80,3 +83,54 @@ def test_what_nobody_has_kept_is_lost(desk: Desk, there: bool) -> None:
         assert desk.turn(2.0) == ["named"]
     assert sorted(desk.turn(60.0)) == (["", "named"] if there else [""])
     assert desk.names() == {"named"}
+
+
+def test_many_new_regions_go_to_the_supervisor_in_few_messages(tmp_path: Path) -> None:
+    """A message each, of ten thousand that a predecessor has, would seem to overwhelm it."""
+    desk = Coordinator(tmp_path)
+    with Memory(4096) as memory:
+        for number in range(100):
+            desk.register(number, f"r{number}", memory.name)
+        desk.settle()
+        desk.regions.close()
+    assert [len(message.numbers) for message in desk.stored] == [64, 36]
+    assert [len(message.regions) for message in desk.stored] == [64, 36]
+
+
+def test_regions_leave_descriptors_for_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fd: int
+) -> None:
+    desk = Coordinator(tmp_path)
+    before = open_fds(os.getpid())
+    limit = 2 * before  # half of which is kept
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    with Memory(4096) as memory:
+        for number in range(20):
+            desk.register(number, f"r{number}", memory.name)
+        with pytest.raises(ResourceExhausted, match="the server can hold no more shared memory"):
+            desk.regions.system.register_passed(Caller(UID), "p", 0, 64, os.dup(fd), MEMFD)
+        assert len(desk.names()) < 20
+        assert max(desk.regions._fds.values(), default=0) < before
+        desk.regions.close()
+    assert open_fds(os.getpid()) == before
+
+
+def test_regions_with_a_key_of_which_no_descriptor_was_kept_are_opened_again(
+    tmp_path: Path,
+) -> None:
+    """The store of a service manager may have less room than there are regions."""
+    first, next_service = Coordinator(tmp_path), Coordinator(tmp_path)
+    with Memory(4096) as memory:
+        first.register(1, "there", memory.name)
+        with Memory(4096) as removed:
+            first.register(2, "gone", removed.name)
+        regions = tuple(first.regions.book.regions.values())
+        numbers = tuple(region.number for region in regions)
+        assert next_service.regions.stored(StoredRegions(numbers, False, regions), [], 0.0) == [2]
+        assert next_service.names() == {"there"}
+        next_service.settle()
+        assert [message.numbers for message in next_service.stored] == [(1,)]
+        next_service.register(3, "new", memory.name)
+        assert {r.number for r in next_service.regions.book.regions.values()} == {1, 2}
+        first.regions.close()
+        next_service.regions.close()

@@ -1,5 +1,6 @@
 """Messages to the service manager, derived from the registry."""
 
+import contextlib
 import socket
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.errors import NotFound, Unavailable
 from shmserve.shm.registry_page import RegistryReader, RegistryWriter
+from shmserve.supervisor import announce
 from shmserve.supervisor.announce import Announcer, status_line
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.notify import Notifier
@@ -112,6 +114,32 @@ def test_ready_is_said_once_when_everything_is_loaded(tmp_path, manager):
     writer.close()
 
 
+def test_what_a_full_queue_does_not_take_is_told_later(tmp_path, manager, monkeypatch):
+    """The queue may be full of clients' memory. systemd would wait for READY=1 in vain, and give
+    the start up."""
+    monkeypatch.setattr(announce, "_PATIENCE_S", 0.0)
+    announcer = Announcer(Notifier(str(tmp_path / "notify")), RegistryReader(str(tmp_path)), 0.0)
+    announcer.turn(100.0)
+    writer = RegistryWriter(str(tmp_path), "e1")
+    writer.publish(snapshot(a=READY, b=LOADING))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.connect(str(tmp_path / "notify"))
+        other.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.send(b"x")
+    announcer.turn(101.0)
+    writer.publish(snapshot(a=READY))
+    announcer.turn(102.0)
+    assert announcer.due < 103.0
+    writer.publish(snapshot(a=READY, draining=True))
+    heard(manager)
+    announcer.turn(103.0)
+    assert heard(manager) == ["STATUS=draining\nREADY=1"]
+    assert announcer.due > 103.0
+    writer.close()
+
+
 def test_an_unhealthy_service_gives_no_sign_of_life(tmp_path, manager):
     announcer = Announcer(Notifier(str(tmp_path / "notify")), RegistryReader(str(tmp_path)), 10.0)
     announcer.turn(100.0, healthy=False)
@@ -130,7 +158,7 @@ def test_a_generation_that_begins_to_serve_names_its_main_process_once(tmp_path,
     serves.append(True)
     announcer.turn(101.0)
     announcer.turn(102.0)
-    assert heard(manager) == ["MAINPID=7", "EXTEND_TIMEOUT_USEC=60000000"]
+    assert heard(manager) == ["EXTEND_TIMEOUT_USEC=60000000", "MAINPID=7"]
 
 
 def test_a_model_is_unknown_only_once_the_repository_has_been_read():

@@ -1,10 +1,12 @@
 """A template that does not answer."""
 
+import os
 import sys
 
 from shmserve.supervisor.processes import executor_template
 from shmserve.supervisor.processes.executor_template import ExecutorTemplate
-from shmserve.transport.processes import has_ended
+from shmserve.transport.channel import close_all
+from shmserve.transport.processes import has_ended, raise_fd_limit
 
 READY = """
 import socket, sys, time
@@ -31,6 +33,23 @@ def test_one_that_is_killed_with_a_request_unread_is_not_waited_for(monkeypatch)
     assert template._received(1.0) == b""
     assert template.ended(child, 1.0)
     template.close()
+
+
+def test_a_template_works_beside_thousands_of_descriptors():
+    """A supervisor keeps a descriptor for each region of clients."""
+    raise_fd_limit()
+    null = os.open(os.devnull, os.O_RDONLY)
+    regions = [null, *(os.dup(null) for _ in range(1100))]
+    template = started("ready")
+    child = template.start(0.0)
+    while template.is_coming(1.0):
+        has_ended(child.pidfd, 0.01)
+    assert not has_ended(child.pidfd)
+    child.kill()
+    assert has_ended(child.pidfd, 30.0)
+    assert template.ended(child, 1.0)
+    template.close()
+    close_all(regions)
 
 
 def test_one_that_is_never_ready_is_replaced_later_and_later():

@@ -289,6 +289,7 @@ def test_a_service_whose_master_was_killed_is_started_again_but_not_twice_a_minu
         assert keeper.children() == [master]
         assert keeper.asked(signal.SIGHUP) == "again SIGHUP"
         os.kill(master, signal.SIGSEGV)
+        assert "main process was killed again (signal 11): ending" in keeper.process.stdout.read()
         assert keeper.process.wait() == 128 + signal.SIGSEGV
 
 

@@ -23,6 +23,7 @@ class Store:
         self.sock.bind(str(path))
         self.sock.setblocking(False)
         self.kept: dict[str, list[int]] = {}
+        self.received = 0  # descriptors, ever
 
     def settle(self) -> list[bytes]:
         """Take the messages sent; return the first bytes of the stored objects, without the
@@ -33,6 +34,7 @@ class Store:
             except BlockingIOError:
                 break
             said = dict(line.split("=", 1) for line in data.decode().splitlines())
+            self.received += len(fds)
             if "FDSTORE" in said:
                 room = self.limit - sum(map(len, self.kept.values()))
                 self.kept.setdefault(said["FDNAME"], []).extend(fds[:room])
@@ -61,7 +63,8 @@ def memory(number: int) -> int:
 
 def region(number: int, fd: int) -> Region:
     info = os.fstat(fd)
-    return Region(f"r{number}", number, "", 0, 64, 1000, 0, 0, info.st_dev, info.st_ino)
+    identity = info.st_dev, info.st_ino
+    return Region(f"r{number}", number, "", 0, 64, 1000, 0, 0, *identity, sealed=True)
 
 
 class Clients:
@@ -170,11 +173,66 @@ def test_a_full_store_keeps_the_old_regions(store: Store) -> None:
     clients.close()
 
 
-def test_without_a_list_nothing_is_known_and_nothing_stays_open() -> None:
+def test_a_further_region_is_stored_without_the_others(store: Store) -> None:
+    """systemd compares a new descriptor with each one that it has."""
+    clients = Clients(200)
+    supervisor = OneLife(store)
+    supervisor.tell(clients.without(200), clients.fds)
+    before = store.received
+    assert len(supervisor.tell(clients.regions, clients.fds)) == 200
+    assert store.received == before + 2, "the list and the region"
+    regions, back = restored(store.passed())
+    assert regions == clients.regions
+    for fd in back.values():
+        os.close(fd)
+    clients.close()
+
+
+def test_a_region_with_a_key_needs_no_descriptor(store: Store, clients: Clients) -> None:
+    sealed = clients.regions.items()
+    named = {n: msgspec.structs.replace(r, key="name", sealed=False) for n, r in sealed}
+    OneLife(store).tell(named, clients.fds)
+    kept = store.passed()
+    for name, fd in kept:
+        if name != "region-list":
+            os.close(fd)
+    assert restored([each for each in kept if each[0] == "region-list"]) == (named, {})
+
+
+def test_regions_that_the_store_has_not_kept_are_counted_in_the_log(
+    store: Store, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    OneLife(store).tell(clients.regions, clients.fds)
+    kept = store.passed()
+    for name, fd in kept:
+        if name != "region-list":
+            os.close(fd)
+    assert restored([each for each in kept if each[0] == "region-list"]) == ({}, {})
+    assert "4 of 4 regions that clients had registered are lost" in caplog.text
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_foreign_descriptor_with_the_name_of_the_list_costs_nothing(
+    store: Store, clients: Clients, first: bool
+) -> None:
+    OneLife(store).tell(clients.regions, clients.fds)
+    reading, writing = os.pipe()
+    foreign = [("region-list", reading), ("region-list", memory(7)), ("region-1", writing)]
+    kept = store.passed()
+    regions, back = restored([*foreign, *kept] if first else [*kept, *foreign])
+    assert regions == clients.regions
+    for fd in back.values():
+        os.close(fd)
+
+
+def test_without_a_list_nothing_is_known_and_nothing_stays_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = open_fds(os.getpid())
     broken = memory(0)
     assert restored([("region-1", memory(1)), ("region-list", broken)]) == ({}, {})
     assert restored([("region-1", memory(1)), ("region-1", memory(1))]) == ({}, {})
+    assert caplog.text.count("the list of clients' memory was not kept") == 2
     assert open_fds(os.getpid()) == before
 
 

@@ -107,6 +107,41 @@ exec_with({command!r}, dict(os.environ), {passed!r})
         sock.close()
 
 
+MANY = """
+import os, resource
+from shmserve.supervisor.master_state import MasterState
+from shmserve.transport.processes import raise_fd_limit
+end = 3 + int(os.environ["LISTEN_FDS"])
+resource.setrlimit(resource.RLIMIT_NOFILE, (end, end + 4))
+raise_fd_limit()
+state = MasterState()
+state.take_passed()
+inodes = {os.fstat(fd).st_ino for _, fd in state.stored}
+inherited = [fd for _, fd in state.stored if os.get_inheritable(fd)]
+print(len(state.grpc_fds), len(inodes), inherited, os.environ["LISTEN_FDNAMES"])
+"""
+
+
+def test_taking_what_is_passed_needs_hardly_any_further_descriptors() -> None:
+    """A raised soft limit suffices for thousands of regions."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    regions = [os.memfd_create("test") for _ in range(50)]
+    passed = [("region-1", fd) for fd in regions[:25]]
+    passed += [("grpc", sock.fileno()), ("http", sock.fileno())]
+    passed += [("region-2", fd) for fd in regions[25:]]
+    become = f"""
+import os
+from shmserve.supervisor.generations.activation import exec_with
+exec_with({[sys.executable, "-c", MANY]!r}, dict(os.environ), {passed!r})
+"""
+    command = [sys.executable, "-c", become]
+    said = subprocess.check_output(command, pass_fds=[fd for _, fd in passed], text=True)
+    assert said == "1 50 [] http\n"
+    sock.close()
+    for fd in regions:
+        os.close(fd)
+
+
 def test_a_folder_that_cannot_be_locked_does_not_keep_the_master_from_its_beat(
     monkeypatch, tmp_path
 ) -> None:

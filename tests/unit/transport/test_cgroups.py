@@ -55,3 +55,9 @@ def test_throttled_periods_of_all_ancestors_are_added(tmp_path):
     (tmp_path / "a" / "b" / "cpu.stat").write_text("usage_usec 5\nnr_throttled 3\n")
     (tmp_path / "a" / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\n")
     assert cgroups.throttled(str(tmp_path), str(membership)) == 7
+
+
+def test_a_limit_below_the_smallest_service_is_told():
+    assert cgroups.too_little_memory(None) == cgroups.too_little_memory(64 << 20) == ""
+    told = cgroups.too_little_memory((32 << 20) + 1)
+    assert told.startswith("this cgroup's memory limit is 32 MiB (MemoryMax, docker --memory)")

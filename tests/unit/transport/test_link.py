@@ -22,11 +22,13 @@ from shmserve.protocol.control.link_messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.control.region_messages import StoredRegions
+from shmserve.supervisor.fd_store import FdStore
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport.channel import Channel, listen
+from shmserve.transport.channel import Channel, close_all, listen
 from shmserve.transport.link import Link, LinkHandlers, _retry_s
 from tests.log_lines import log_lines
-from tests.running_server import wait_until
+from tests.running_server import open_fds, wait_until
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
@@ -263,3 +265,35 @@ def test_a_callback_that_fails_does_not_cost_the_link(run_dir, coordinator, capl
 def test_a_message_that_cannot_be_sent_is_refused_at_once(process):
     with pytest.raises(ProtocolViolation, match="too long"):
         process.link.send(LoadFailed("m/1/0", "x" * 300_000))
+
+
+def test_a_store_of_many_descriptors_is_handed_over_without_copies_of_all(
+    run_dir: str, coordinator: Coordinator
+) -> None:
+    """The supervisor's limit of descriptors may be little above the number of regions."""
+    counts: list[int] = []
+
+    def stored(numbers: tuple[int, ...], more: bool) -> StoredRegions:
+        counts.append(open_fds(os.getpid()))
+        return StoredRegions(numbers, more)
+
+    store = FdStore[int](stored)
+    store.keep(range(400), [os.memfd_create("test") for _ in range(400)])
+    links: list[Link] = []
+    callbacks = handlers(on_message=lambda _: store.hand_over(links[0]))
+    links.append(Link(run_dir, "supervisor", "supervisor-1-aa", callbacks))
+    links[0].start()
+    coordinator.accept()
+    wait_until(lambda: len(counts) == 8, "not all is handed over")
+    assert len(set(counts)) == 1
+    numbers: list[int] = []
+    more = True
+    while more:
+        data, fds = coordinator.channel.receive(10.0)
+        message = messages.decode_to_coordinator(data)
+        numbers += message.numbers
+        more = message.more
+        close_all(fds)
+    assert numbers == [*range(400)]
+    links[0].close()
+    store.drop(range(400))

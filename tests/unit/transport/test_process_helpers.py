@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +206,33 @@ def test_the_service_manager_is_told(tmp_path, abstract):
 def test_without_a_service_manager_nothing_happens(tmp_path):
     Notifier("").send("READY=1")
     Notifier(str(tmp_path / "nobody")).send("READY=1")
+
+
+def test_a_service_can_read_its_own_files_and_hears_signals() -> None:
+    code = """
+import os, signal
+from shmserve.transport.processes import undo_parents_state
+os.umask(0o727)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+undo_parents_state()
+print(oct(os.umask(0)), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "0o27 set()\n"
+
+
+def test_missing_standard_streams_lead_nowhere(tmp_path: Path) -> None:
+    """Also for programs that this process becomes."""
+    look = (
+        "import os; names = [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
+        f"open({str(tmp_path / 'found')!r}, 'w').write(' '.join(names))"
+    )
+    code = (
+        "import os, sys; os.close(0), os.close(1)\n"
+        "from shmserve.transport.processes import undo_parents_state\n"
+        "undo_parents_state()\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {look!r}])"
+    )
+    with (tmp_path / "stderr").open("w") as stderr:
+        subprocess.run([sys.executable, "-c", code], stderr=stderr, check=True)
+    assert (tmp_path / "found").read_text() == f"/dev/null /dev/null {tmp_path / 'stderr'}"
