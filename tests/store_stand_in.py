@@ -16,7 +16,7 @@ from tests.faulty_store import KEYS, SECRET
 
 Fields = dict[str, str]
 Answer = tuple[int, Fields, bytes]
-# what is asked for ("list", "head", "get" or "token"), key, the handler, the answer without fault;
+# subject ("list", "head", "get" or "token"), key, the handler, the answer without fault;
 # returns the answer to send, or None if an answer has been sent
 Fault = Callable[[str, str, BaseHTTPRequestHandler, Answer], Answer | None]
 _DATE = "Thu, 01 Jan 2026 00:00:00 GMT"

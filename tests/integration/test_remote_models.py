@@ -140,7 +140,7 @@ def test_an_endless_listing_does_not_take_all_memory(tmp_path: Path) -> None:
 
 
 def data_bytes(pid: int) -> int:
-    """Return the memory of a process that RLIMIT_DATA counts."""
+    """Return the bytes of a process counted by RLIMIT_DATA."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 

@@ -23,7 +23,7 @@ _PIECES = 8
 
 
 class Place:
-    """Stand-in of one kind, and a fetcher in a process of its own, which has a good model."""
+    """Stand-in of a store, and a fetcher process with a good model."""
 
     def __init__(
         self, kind: str, folder: Path, silence_s: float = 2.0, timeout_s: float = 60.0

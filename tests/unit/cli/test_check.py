@@ -249,7 +249,7 @@ def test_a_model_is_loaded_in_its_own_environment(check: Check, tmp_path: Path) 
 
 
 def test_packs_are_unpacked_outside_of_the_services_folder(check: Check, tmp_path: Path) -> None:
-    """Else root's check would make a folder that the service's user cannot use."""
+    """Root's check must not make a folder closed to the service's user."""
     named = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: 'pack.tar.gz' } }"
     folder = model_maker(tmp_path / "r")(
         "import contradiction\n" + native("pass"), X_TO_Y + named, "m"

@@ -86,7 +86,7 @@ def test_what_nobody_has_kept_is_lost(desk: Desk, there: bool) -> None:
 
 
 def test_many_new_regions_go_to_the_supervisor_in_few_messages(tmp_path: Path) -> None:
-    """A message each, of ten thousand that a predecessor has, would seem to overwhelm it."""
+    """A message for each of ten thousand regions would seem to overwhelm the coordinator."""
     desk = Coordinator(tmp_path)
     with Memory(4096) as memory:
         for number in range(100):

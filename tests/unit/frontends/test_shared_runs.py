@@ -1,4 +1,4 @@
-"""Shared runs: who gets which run's result, and what errors and ends of callers do."""
+"""Shared runs: results, errors and ends of callers."""
 
 import threading
 from collections.abc import Callable

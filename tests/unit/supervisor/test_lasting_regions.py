@@ -174,7 +174,7 @@ def test_a_full_store_keeps_the_old_regions(store: Store) -> None:
 
 
 def test_a_further_region_is_stored_without_the_others(store: Store) -> None:
-    """systemd compares a new descriptor with each one that it has."""
+    """systemd compares a new descriptor with each stored descriptor."""
     clients = Clients(200)
     supervisor = OneLife(store)
     supervisor.tell(clients.without(200), clients.fds)
