@@ -160,7 +160,7 @@ class QueueFull(Unavailable):
 
 
 class WorkLost(ShmserveError):
-    """A part of the request has run, and its result is lost."""
+    """A part of the request has run, or may have run, and its result is lost."""
 
     code = Code.ABORTED
 

@@ -204,8 +204,9 @@ class Attempt(Struct, eq=False):
         try:
             message = Credit(self._message.request, answers, slots)
             self.unfinished.channel.send(messages.encode(message))
-        except errors.PeerDied:
-            pass  # the next receive reports the same error
+        except errors.PeerDied:  # the next receive reports the same error
+            if self.pool is not None:
+                self.pool.release([*slots], 0)
 
     def leave(self) -> None:
         """Give up further answers of a stream. Idempotent."""
@@ -229,7 +230,7 @@ class Attempt(Struct, eq=False):
                     tick_s = 0.0
                 received = connection.channel.receive_within(tick_s)
                 if received is not None:
-                    answer = pool.take(*received)
+                    answer = pool.take(connection, *received)
                 elif cancellation is not None and cancellation.requested:
                     raise errors.Cancelled("the request was cancelled")
                 elif on_wait is not None and not on_wait():

@@ -90,7 +90,7 @@ class ExecutorPool(Struct, eq=False):
         try:
             received = connection.channel.receive_within(_CONNECT_TIMEOUT_S)
             if received is not None:
-                self.take(*received)
+                self.take(connection, *received)
         except BaseException:
             self.discard(connection)
             raise
@@ -155,13 +155,13 @@ class ExecutorPool(Struct, eq=False):
         dropped: tuple[int, ...] = ()
         if connection.drops != memory.drops:
             dropped = connection.forget_dropped(memory)
-        if offers or release or dropped:
-            request = msgspec.structs.replace(
-                request, release=tuple(release), offers=tuple(offers), dropped=dropped
-            )
         try:
+            if offers or release or dropped:
+                request = msgspec.structs.replace(
+                    request, release=tuple(release), offers=tuple(offers), dropped=dropped
+                )
             connection.channel.send(messages.encode(request), fds)
-        except (errors.TooLarge, errors.PeerDied):
+        except BaseException:
             with self._lock:
                 self._pending += release
             raise
@@ -169,9 +169,12 @@ class ExecutorPool(Struct, eq=False):
             if fds:
                 close_all(fds)
 
-    def take(self, data: memoryview, fds: list[int]) -> Answer | None:
-        """Read a message. Return the answer to a request, or None for a hello or news of slots.
-        Raise ProtocolViolation for any other message."""
+    def take(
+        self, connection: ExecutorConnection, data: memoryview, fds: list[int]
+    ) -> Answer | None:
+        """Read a message of a connection. Return the answer to a request, or None for a hello or
+        news of slots. Raise ProtocolViolation for any other message."""
+        connection.welcomed = True
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
         except errors.UnreadableMessage:
@@ -208,7 +211,6 @@ class ExecutorPool(Struct, eq=False):
             if caller and (remaining := self.by_caller.pop(caller) - 1):
                 self.by_caller[caller] = remaining
             if usable and not self._closed:
-                connection.welcomed = self.known_status is not None
                 self._idle.append(connection)
                 return
         connection.channel.close()
@@ -226,7 +228,9 @@ class ExecutorPool(Struct, eq=False):
             if self._rest.resting:
                 self._rest.end()
             many = len(self._pending) >= _MANY_RELEASES
-            if not (many or self._pending_bytes > _RELEASE_LATER) or not self._idle:
+            if not (many or self._pending_bytes > _RELEASE_LATER):
+                return
+            if not (self._idle and self._idle[-1].welcomed):
                 return
             connection = self._idle.pop()
         try:
@@ -283,11 +287,10 @@ class ExecutorPool(Struct, eq=False):
             control, self._control = self._control, None
         try:
             control = control or self._connect()
+            while (received := control.channel.receive_within()) is not None:
+                self.take(control, *received)
             if control.welcomed:  # else the next flush sends
                 self._send_pending(control.channel)
-            while (received := control.channel.receive_within()) is not None:
-                self.take(*received)
-                control.welcomed = True
         except (errors.PeerDied, errors.ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()
@@ -339,7 +342,7 @@ class ExecutorPool(Struct, eq=False):
     @property
     def over(self) -> bool:
         """True if no request is in flight and the executor has ended, so `close` loses nothing.
-        The executor counts as ended if the pool has a closed connection or no connection. A living
+        The executor counts as ended if all of the pool's connections are closed. A living
         executor would use output slots again while calls and steps of ensembles still read, and
         the model may still hold our inputs."""
         with self._lock:
@@ -350,7 +353,8 @@ class ExecutorPool(Struct, eq=False):
             poll = select.poll()
             for connection in connections:
                 poll.register(connection.channel.fileno(), 0)
-            return not connections or any(events & select.POLLHUP for _, events in poll.poll(0))
+            ended = sum(bool(events & select.POLLHUP) for _, events in poll.poll(0))
+            return ended == len(connections)
 
 
 def _segments_of(request: Execute) -> set[int]:

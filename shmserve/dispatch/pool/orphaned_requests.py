@@ -68,7 +68,7 @@ class OrphanedRequests:
             received = orphan.connection.channel.receive_within()
             if received is None:
                 return
-            answer = orphan.pool.take(*received)
+            answer = orphan.pool.take(orphan.connection, *received)
             if answer is None:
                 return
             if answer.request != orphan.number:

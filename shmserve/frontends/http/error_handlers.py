@@ -72,7 +72,7 @@ class ErrorHandlers:
     def on_unexpected(
         self, req: Request, resp: Response, ex: Exception, params: dict[str, Any]
     ) -> None:
-        """Answer 500 for a bug: the client learns no details, the log gets the exception."""
+        """Answer 500 for a bug, or 502 where memory ran out: the client learns no details."""
         error = of_exception(ex)
         request = self._answer(req, resp, error.http_status, error.message)
         request_ids.log_failure(log, f"{req.method} {req.path}", request, ex)

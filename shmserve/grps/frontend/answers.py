@@ -31,7 +31,8 @@ _TEXTS = ("str_data", "bin_data")
 def refusal(ex: Exception, what: str) -> GrpsMessage:
     """Return the answer to a failed request. An unexpected error's text goes to the log only."""
     error = of_exception(ex)
-    if error.code is Code.INTERNAL and not isinstance(error, ModelFailure):
+    is_bug = error.code is Code.INTERNAL and not isinstance(error, ModelFailure)
+    if is_bug or error is not ex:
         log.error("%s failed", what, exc_info=ex)
     return failure(error.message or GENERIC, error.http_status)
 

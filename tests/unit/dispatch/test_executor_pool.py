@@ -89,6 +89,16 @@ def test_a_release_outlives_a_connection_that_the_executor_could_not_take(rig, m
     until(lambda: held(rig) == 0, "an output was not released")
 
 
+def test_an_executor_with_a_living_connection_has_not_ended(rig: Rig, monkeypatch) -> None:
+    monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
+    run(rig, rig.serve(into_offer), ONES)
+    pool = rig.dispatcher.executors.pools["x0"]
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    pool._control = ExecutorConnection(channel.Channel(ours))
+    assert not pool.over
+
+
 def test_large_outputs_are_released_at_once_without_another_connection(rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     entry = rig.serve(into_offer)

@@ -90,7 +90,7 @@ def test_header_names_with_underscores() -> None:
     assert {("My_Header_1", "a"), ("My-Header", "b")} <= set(heads[0].headers)
 
 
-def test_failures_are_short_text() -> None:
+def test_failures_are_short_text(caplog) -> None:
     def defect(request: Any) -> Any:
         raise RuntimeError("/home/secret")
 
@@ -102,8 +102,10 @@ def test_failures_are_short_text() -> None:
         (defect, 500, "internal server error"),
         (without_memory, 502, "the server ran out of memory while it had the request"),
     ):
+        caplog.clear()
         answer = chat(run).client.simulate_post("/v1/chat", body=b"x")
         assert (answer.status_code, answer.text) == (status, text)
+        assert len(caplog.records) == (run is not models.refusing)
         assert answer.headers["content-type"].startswith("text/plain")
 
 

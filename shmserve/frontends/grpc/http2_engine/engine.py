@@ -53,7 +53,7 @@ class Http2Engine:
         return f"unix:{name}" if isinstance(name, str) else f"{name[0]}:{name[1]}"
 
     def start(self, failed: Callable[[], object] = lambda: None) -> None:
-        """Serve. `failed`: called when an error has ended the loop."""
+        """Serve. `failed`: called when an error has ended the loop and all calls."""
         self._failed = failed
         self._thread.start()
 
@@ -82,8 +82,10 @@ class Http2Engine:
         try:
             self._loop.run(self._sweep)
         except BaseException:
-            _log.critical("the loop has failed", exc_info=True)
-            self._failed()
+            try:
+                _log.critical("the loop has failed", exc_info=True)
+            finally:  # memory may lack for the line
+                self._failed()
         finally:
             self._serving.growth.shutdown(wait=False)
             self._ended.set()

@@ -99,7 +99,7 @@ def _serve(
 
 
 def _fail() -> None:
-    """End at once: nothing is served any more, and a successor starts soon."""
+    """End without a drain: nothing is served any more, and a successor starts soon."""
     try:
         log_output.end()
     finally:
