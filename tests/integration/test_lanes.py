@@ -469,7 +469,7 @@ def test_programs_that_die_with_every_message(server: Server, program: Program) 
         for other in others:
             assert other.ask(command("ok")).status == 200
             other.close()
-        wait_until(lambda: open_fds(pid) == many, "a lane is left")
+        wait_until(lambda: open_fds(pid) <= many, "a lane is left")
         assert lane.ask(command("ok")).status == 200
 
 
