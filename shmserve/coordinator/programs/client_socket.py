@@ -86,6 +86,7 @@ class ClientSocket:
             self._open()
         elif not serving and self._listener is not None:
             self._selector.unregister(self._listener)
+            # Connections that nobody has accepted may have unread descriptors.
             DeferredClose().close_socket(self._listener)
             self._listener = None
             for connection in list(self._connections):
