@@ -38,9 +38,7 @@ class DeferredClose:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[int | socket.socket] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # When the present close began. While the thread has not had its turn, when there was
-        # something to close.
-        self._since = 0.0
+        self._since = 0.0  # when the present close began, or the queue had a first descriptor
 
     @property
     def busy(self) -> bool:
@@ -58,8 +56,8 @@ class DeferredClose:
             self._put(fd)
 
     def close_socket(self, sock: socket.socket) -> None:
-        """End a Unix socket of this process at once, and queue the socket for the closing thread,
-        with its unread messages, or a listener with its connections that nobody has accepted."""
+        """End a Unix socket of this process at once. Queue the socket for the closing thread, with
+        all unread messages, or a listener with all connections not accepted."""
         with contextlib.suppress(OSError):  # the peer is gone already
             sock.shutdown(socket.SHUT_RDWR)
         self._put(sock)

@@ -13,8 +13,9 @@ hole.
 The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
 descriptor is known to be memory: both calls can wait for the peer (`transport.deferred_close`). For
 the same reason another thread closes connections that may have unread descriptors. A connection
-counts against its user's limit until it is closed. Before Linux 6.16 a refused connection may have to wait
-as well; while too many wait, the listener rests, or the coordinator would run out of descriptors.
+counts against the user's limit until the connection is closed. Before Linux 6.16 a refused
+connection may have to wait as well. While too many wait, the listener rests; else the coordinator
+would run out of descriptors.
 """
 
 import errno

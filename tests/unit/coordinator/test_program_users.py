@@ -70,7 +70,8 @@ def test_a_user_whose_descriptors_are_stuck_is_alone(tmp_path: Path, monkeypatch
 
 def test_refused_connections_do_not_pile_up(tmp_path: Path, monkeypatch) -> None:
     """As on kernels whose sockets cannot refuse descriptors."""
-    may_close, none = threading.Event(), None
+    may_close = threading.Event()
+    none: Any = None
     accepted: list[socket.socket] = []
     path = str(tmp_path / "client.sock")
 
@@ -89,7 +90,7 @@ def test_refused_connections_do_not_pile_up(tmp_path: Path, monkeypatch) -> None
     monkeypatch.setattr(client_socket, "_MAX_OPEN", 6)
     with contextlib.ExitStack() as stack, open(tmp_path / "file", "wb") as file:
         selector = stack.enter_context(selectors.DefaultSelector())
-        served = ClientSocket(Settings(client_socket=path), none, none, selector)  # type: ignore[arg-type]
+        served = ClientSocket(Settings(client_socket=path), none, none, selector)
         served.serve(True)
         for _ in range(20):
             program = stack.enter_context(Connection(connected(path)))
