@@ -26,6 +26,7 @@ _STUCK_S = 1.0  # a close that has taken so long may never end
 _IDLE_S = 1.0  # after which a thread without descriptors ends
 _MAX_RIGHTS = 253  # descriptors that one message can carry on Linux (SCM_MAX_FD)
 ALL_RIGHTS = socket.CMSG_SPACE(_MAX_RIGHTS * 4)
+_ANY_ANCILLARY = ALL_RIGHTS + socket.CMSG_SPACE(12)  # descriptors and credentials
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _NO_LINGER = struct.pack("ii", 0, 0)
 
@@ -37,7 +38,7 @@ class DeferredClose:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[int | socket.socket] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._since = 0.0  # when the present close began
+        self._since = 0.0  # when the present close began, or the queue had a first descriptor
 
     @property
     def busy(self) -> bool:
@@ -55,18 +56,22 @@ class DeferredClose:
             self._put(fd)
 
     def close_socket(self, sock: socket.socket) -> None:
-        """End a connected Unix socket of this process at once, and queue the socket, with its
-        unread messages, for the closing thread."""
+        """End a Unix socket of this process at once. Queue the socket for the closing thread, with
+        all unread messages, or a listener with all connections not accepted."""
         with contextlib.suppress(OSError):  # the peer is gone already
             sock.shutdown(socket.SHUT_RDWR)
         self._put(sock)
 
     def _put(self, closing: int | socket.socket) -> None:
+        if self._queue.empty():
+            self._since = time.monotonic()
         self._queue.put(closing)
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="closer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="closer", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can start: the next call tries
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -88,17 +93,21 @@ class DeferredClose:
 
 
 def _take_unread(sock: socket.socket) -> None:
-    """Close the descriptors of a socket's unread messages. The socket takes no more messages."""
-    data = fds = b"-"
-    while data or fds:
+    """Close the descriptors of a socket's unread messages. The socket takes no more messages.
+    Raise OSError for a listener."""
+    # Credentials tell an empty message from the end.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    while True:
         try:
-            data, ancillary, *_ = sock.recvmsg(1, ALL_RIGHTS, _FLAGS)
+            _, ancillary, *_ = sock.recvmsg(1, _ANY_ANCILLARY, _FLAGS)
         except ConnectionResetError:  # Linux reports this once, before the peer's last messages
             continue
-        fds = b"".join(rights for _, _, rights in ancillary)
-        for fd in array.array("i", fds):
-            with contextlib.suppress(OSError):
-                _close(fd)
+        if not ancillary:
+            return
+        for _, kind, rights in ancillary:
+            for fd in array.array("i", rights if kind == socket.SCM_RIGHTS else b""):
+                with contextlib.suppress(OSError):
+                    _close(fd)
 
 
 def _close(fd: int) -> None:

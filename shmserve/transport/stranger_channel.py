@@ -45,13 +45,16 @@ class StrangerChannel(Channel):
         """Return a message that has come, else None. Raises as `receive_within`. While too many
         descriptors wait to be closed, a message with descriptors has not come yet, or raises
         ProtocolViolation if closing is stuck."""
-        if self.room and self._closer.busy and self._carries_descriptors():
+        if self.room and self.brings_too_many():
             if self._closer.stuck:
                 raise ProtocolViolation("no descriptor can be taken now")
             return None
         return self.receive_within(0.0, self.room)
 
-    def _carries_descriptors(self) -> bool:
+    def brings_too_many(self) -> bool:
+        """Return True if the next message carries descriptors, while too many wait to be closed."""
+        if not self._closer.busy:
+            return False
         try:
             return bool(self._socket.recvmsg(1, 0, _PEEK)[2] & socket.MSG_CTRUNC)
         except OSError:  # no message, or the peer is gone

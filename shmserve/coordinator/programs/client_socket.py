@@ -13,7 +13,9 @@ hole.
 The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
 descriptor is known to be memory: both calls can wait for the peer (`transport.deferred_close`). For
 the same reason another thread closes connections that may have unread descriptors. A connection
-counts against its user's limit until it is closed.
+counts against the user's limit until the connection is closed. Before Linux 6.16 a refused
+connection may have to wait as well. While too many wait, the listener rests; else the coordinator
+would run out of descriptors.
 """
 
 import errno
@@ -51,6 +53,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 512
 _MAX_PER_USER = 64
+_MAX_OPEN = 2 * _MAX_CONNECTIONS  # sockets, those included that wait to be closed
 _MAX_MESSAGE = 64 * 1024
 _PAGE = 128  # most regions in one reply
 
@@ -77,6 +80,7 @@ class ClientSocket:
         self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
         self._listener: socket.socket | None = None
+        self._resting = False  # the listener accepts nothing
         self._given_up = settings.client_shm_mode == "off"
 
     def serve(self, serving: bool) -> None:
@@ -86,6 +90,7 @@ class ClientSocket:
             self._open()
         elif not serving and self._listener is not None:
             self._selector.unregister(self._listener)
+            # Connections that nobody has accepted may have unread descriptors.
             DeferredClose().close_socket(self._listener)
             self._listener = None
             for connection in list(self._connections):
@@ -128,10 +133,22 @@ class ClientSocket:
             flight_recorder.record("limit reached", f"uid {uid}", "too many client connections")
             _log.warning("too many client connections", extra=log_fields(uid=uid))
             connection.channel.close()
-            return
-        self._connections.add(connection)
+        else:
+            self._connections.add(connection)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
         user.add(sock)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        if self._crowded():
+            _log.error("client connections wait to be closed", extra=log_fields(uid=uid))
+            self._rest(listener, True)
+
+    def _crowded(self) -> bool:
+        return sum(user.connections for user in self._users.values()) >= _MAX_OPEN
+
+    def _rest(self, listener: socket.socket, resting: bool) -> None:
+        # A listener is never writable.
+        events = selectors.EVENT_WRITE if resting else selectors.EVENT_READ
+        self._selector.modify(listener, events, self)
+        self._resting = resting
 
     def _user(self, uid: int) -> ProgramUser:
         if uid not in self._users:
@@ -157,7 +174,8 @@ class ClientSocket:
             self._end(connection)
 
     def settle(self, now: float) -> None:
-        """Send the replies of this turn, and close connections past their deadlines."""
+        """Send the replies of this turn, and close connections past their deadlines. Accept
+        connections again once fewer wait to be closed."""
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
@@ -166,6 +184,8 @@ class ClientSocket:
         for connection in list(self._connections):
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
                 self._end(connection)
+        if self._resting and self._listener is not None and not self._crowded():
+            self._rest(self._listener, False)
 
     def _receive(self, connection: ClientConnection) -> tuple[wire.ToServer, list[int]] | None:
         received = connection.channel.receive_next()

@@ -23,7 +23,7 @@ class ProgramUser:
 
     @property
     def connections(self) -> int:
-        """Return the number of connections that are not closed, ended connections included."""
+        """Return the number of connections that are not closed, ended and refused ones included."""
         self._sockets = [sock for sock in self._sockets if sock.fileno() >= 0]
         return len(self._sockets)
 

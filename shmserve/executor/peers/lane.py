@@ -12,6 +12,7 @@ from shmserve.protocol.control.lane_messages import INLINE_BYTES, READ_AHEAD
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport.deferred_close import DeferredClose
+from shmserve.transport.stranger_channel import StrangerChannel
 
 
 class LaneCall(Struct, gc=False):
@@ -90,8 +91,8 @@ class LaneUser(Struct, eq=False, weakref=True):
     """User of any number of lanes. `waiting`: number of the user's unanswered requests. `closer`:
     closes descriptors that the user has sent."""
 
+    closer: DeferredClose
     waiting: int = 0
-    closer: DeferredClose = field(default_factory=DeferredClose)
 
 
 class LaneOwner(FrontendProcess):
@@ -129,16 +130,15 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
             takes credit for the streams.
         decoupled: the model answers by streams.
         running: numbers of the streams that the model works on, also after the lane's end.
-        room: space for descriptors of a message; 0: the kernel refuses descriptors.
         stalled_at: time (monotonic, in seconds) at which the caller stopped taking answers; 0: the
             caller takes answers.
     """
 
+    channel: StrangerChannel
     caller: Caller
     decoupled: bool
     owner: LaneOwner
     user: LaneUser
-    room: int
     leaving: bool = False
     running: set[int] = field(default_factory=set)
     waiting: dict[int, LaneCall] = field(default_factory=dict)

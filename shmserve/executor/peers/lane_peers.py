@@ -31,6 +31,7 @@ from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leas
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import message_buffer
+from shmserve.transport.deferred_close import DeferredClose
 from shmserve.transport.stranger_channel import StrangerChannel
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class LanePeers:
         self._tell = tell
         self._lanes: set[Lane] = set()
         self._users: WeakValueDictionary[int, LaneUser] = WeakValueDictionary()  # by user id
+        # By user id. A closer outlives the user's last lane until all descriptors are closed.
+        self._closers: WeakValueDictionary[int, DeferredClose] = WeakValueDictionary()
         self._buffer = message_buffer()
 
     # ------------------------------------------------------------- beginning and end
@@ -68,7 +71,7 @@ class LanePeers:
         owners = self._owners()
         max_lanes, uid = self._settings.max_lanes, message.uid
         full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
-        user = self._users.get(uid) or LaneUser()
+        user = self._users.get(uid) or LaneUser(self._closers.setdefault(uid, DeferredClose()))
         channel = StrangerChannel(socket.socket(fileno=fd), self._buffer, user.closer)
         if full or closed or user.closer.busy or not self._counts():
             channel.close()
@@ -78,13 +81,7 @@ class LanePeers:
         owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
         self._users[uid] = user
         lane = Lane(
-            channel,
-            owner,
-            caller=caller,
-            decoupled=decoupled,
-            owner=owner,
-            user=user,
-            room=channel.room,
+            owner, channel=channel, caller=caller, decoupled=decoupled, owner=owner, user=user
         )
         self._lanes.add(lane)
         return lane

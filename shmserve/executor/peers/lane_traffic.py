@@ -67,9 +67,14 @@ class LaneTraffic:
 
     def read(self, lane: Lane) -> None:
         """Read one message, so that every lane has a turn. Read all messages of a refused lane."""
-        behind = True
+        channel, behind = lane.channel, True
         try:
-            while behind and (received := lane.channel.receive_within(0.0, lane.room)) is not None:
+            while behind:
+                if channel.room and channel.brings_too_many():
+                    raise ProtocolViolation("descriptors on a lane")
+                received = channel.receive_within(0.0, channel.room)
+                if received is None:
+                    break
                 message, refusal = self._peers.take_in(lane, *received)
                 if message is not None:
                     self._connections.events.append((lane, message))

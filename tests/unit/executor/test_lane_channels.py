@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
+import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,9 @@ from shmserve.protocol.control.lane_messages import (
 from shmserve.protocol.control.link_messages import LaneOffered
 from shmserve.shm.counter_page import OwnCounterPage
 from shmserve.tensor.spec import TensorSpec
+from shmserve.transport import deferred_close
 from tests.integration.lane_client import RawLane, floats, in_region, request
+from tests.running_server import wait_until
 from tests.stray_descriptors import lingering, pass_on
 from tests.unit.rig import SPEC, Rig
 
@@ -111,6 +116,55 @@ def test_descriptors_end_a_lane_alone(rig: Rig) -> None:
             pass_on(lane.sock, encode(request(3, floats(2))), strays[2:])
         assert lane.ended()
         assert other.ask(request(1, floats(1))).status == 200
+
+
+@pytest.fixture
+def stuck(monkeypatch) -> Iterator[set[threading.Thread]]:
+    """Have no descriptor of a stranger closed before the test ends. The set has the threads that
+    wait."""
+    threads: set[threading.Thread] = set()
+    may_close = threading.Event()
+
+    def slow_close(fd: int) -> None:
+        threads.add(threading.current_thread())
+        assert may_close.wait(60)
+        os.close(fd)
+
+    monkeypatch.setattr(deferred_close, "_close", slow_close)
+    yield threads
+    may_close.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def passing(lane: RawLane, fd: int, count: int) -> None:
+    """Send a request with descriptors, and wait for the lane's end."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * count))]
+    lane.sock.sendmsg([encode(request(1, floats(1)))], rights)
+    assert lane.ended()
+
+
+def test_a_user_whose_descriptors_are_stuck_has_one_thread(rig: Rig, stuck, tmp_path) -> None:
+    rig.serve(Model())
+    with open(tmp_path / "file", "wb") as file:
+        for _ in range(3):
+            with lane_to(rig) as lane:
+                passing(lane, file.fileno(), 1)
+                wait_until(lambda: stuck, "a descriptor is being closed")
+        assert len(stuck) == 1
+
+
+def test_lanes_bring_no_more_descriptors_while_many_wait(
+    rig: Rig, stuck, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(deferred_close, "_MANY", 4)
+    rig.serve(Model())
+    with open(tmp_path / "file", "wb") as file, lane_to(rig) as lane, lane_to(rig) as other:
+        passing(lane, file.fileno(), 10)
+        passing(other, file.fileno(), 100)
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        taken = [link for link in links if os.path.realpath(link) == file.name]
+        assert len(taken) == 1 + 10
 
 
 def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:

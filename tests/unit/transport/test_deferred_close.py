@@ -32,6 +32,30 @@ def test_one_that_waits_for_ever_stops_the_intake(monkeypatch) -> None:
     wait_until(lambda: not it.stuck, "it goes on", 10)
 
 
+def test_descriptors_that_came_before_the_threads_turn_are_not_stuck(monkeypatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(deferred_close, "_STUCK_S", 60)
+    it = DeferredClose()
+    it.close(range(1000, 1300))
+    assert it.busy
+    assert not it.stuck
+
+
+def test_a_thread_that_cannot_start_is_started_later(monkeypatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    it = DeferredClose()
+    ends = [os.pipe(), os.pipe()]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        it.close([ends[0][1]])
+    it.close([ends[1][1]])
+    for read, _ in ends:
+        assert os.read(read, 1) == b""
+        os.close(read)
+
+
 def test_a_socket_that_would_linger_delays_nothing() -> None:
     it = DeferredClose()
     read, write = os.pipe()
@@ -47,6 +71,7 @@ def test_the_descriptors_of_unread_messages_delay_nothing() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with lingering(3) as strays, theirs:
         pass_on(theirs, b"", strays[:2])
+        theirs.send(b"")
         pass_on(theirs, b"unread", strays[2:])
         it.close_socket(ours)
         assert theirs.recv(1) == b"", "the connection ends at once"
