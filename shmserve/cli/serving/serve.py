@@ -15,11 +15,8 @@ from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans, undo_parents_state
 
 _NAME = "gunicorn.conf.py"
-# gunicorn changes into its working directory by its path
-_DIRECTORY = (
-    "the working directory has been removed, or its path is closed to this user: start in another"
-    " one"
-)
+# gunicorn enters the directory by path
+_DIRECTORY = "the working directory has been removed or is closed to this user: start in another"
 
 
 def conf_file() -> str:

@@ -44,7 +44,7 @@ class LastingRegions:
         if regions is self._listed or not self._notifier.address:
             return
         named: dict[str, set[int]] = {f"{REGIONS}{n}": set() for n in range(_NAMES)}
-        # systemd drops silently what does not fit, so it gets a region only when there is room.
+        # systemd drops surplus descriptors and says nothing: send only as many as find room.
         for number in sorted(regions.keys() & fds.keys())[: self._room]:
             # systemd stores an object once, even if two regions share the object.
             named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
@@ -57,7 +57,7 @@ class LastingRegions:
                 return
         # Names that give room go first, and a name not sent completely before all others.
         for name, numbers in sorted(named.items(), key=self._growth):
-            # systemd compares each new descriptor with all that it has, so it gets no descriptor
+            # systemd compares each new descriptor with all that it has, so send no descriptor
             # again only because another region of the name has come.
             known, stored = name in self._stored, self._stored.pop(name, set())
             grows = known and stored <= numbers
