@@ -24,8 +24,8 @@ _FOREIGN = (
 
 @contextlib.contextmanager
 def _answering(address: str) -> Iterator[None]:
-    """End this program if Ray does not answer: calls to a head that hangs wait without end, and
-    cannot be interrupted."""
+    """End this program if Ray does not answer: calls to a head that hangs, without a timeout of
+    their own, wait without end, and cannot be interrupted."""
     timer = threading.Timer(_RAY_S, _give_up, (address,))
     timer.daemon = True
     timer.start()
@@ -72,12 +72,13 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _controller(ray_nodes: Any, name: str) -> Any:
+def _controller(ray_nodes: Any, settings: ClusterSettings) -> Any:
     """Return the handle of the running controller. Raise Unavailable if none runs."""
     try:
-        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, name)
+        with _answering(settings.ray_address):
+            return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, settings.name)
     except ValueError as ex:
-        raise Unavailable(f"no cluster called {name} is up in this Ray") from ex
+        raise Unavailable(f"no cluster called {settings.name} is up in this Ray") from ex
 
 
 def _ask(
@@ -92,7 +93,7 @@ def _ask(
         raise Unavailable(f"the cluster's controller failed: {ex.cause}") from ex
     except AttributeError:
         raise ConfigError(_FOREIGN) from None
-    except (errors.RayError, errors.GetTimeoutError) as ex:
+    except errors.RayError as ex:  # also GetTimeoutError
         raise Unavailable(
             "the cluster's controller does not answer; Ray may start it again"
         ) from ex
@@ -131,7 +132,7 @@ def up(file: ClusterFile) -> Status:
 def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
     """Kill the running controller. Raise Unavailable if none runs or none answers, ConfigError if
     its settings of nodes or services differ."""
-    actor = _controller(ray_nodes, file.settings.name)
+    actor = _controller(ray_nodes, file.settings)
     if not _ask(ray_nodes, actor, "has_nodes_of", file.settings):
         raise ConfigError(
             "[service] or [nodes] differs from the running cluster: `shmserve cluster down` first"
@@ -142,15 +143,18 @@ def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
 def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
     """Start a controller and return its handle. Raise Unavailable if the previous controller does
     not end, or Ray has no head node."""
-    head = ray_nodes.at_the_head()
+    with _answering(file.settings.ray_address):
+        head = ray_nodes.at_the_head()
+    controlling = ray_nodes.CONTROLLING.options(
+        name=ray_nodes.CONTROLLER,
+        namespace=file.settings.name,
+        lifetime="detached",
+        scheduling_strategy=head,
+    )
     while True:
         try:
-            return ray_nodes.CONTROLLING.options(
-                name=ray_nodes.CONTROLLER,
-                namespace=file.settings.name,
-                lifetime="detached",
-                scheduling_strategy=head,
-            ).remote(file)
+            with _answering(file.settings.ray_address):
+                return controlling.remote(file)
         except ValueError as ex:  # the name is taken
             if time.monotonic() > deadline:
                 raise Unavailable("another controller of this cluster does not end") from ex
@@ -179,7 +183,7 @@ def _why(status: Status, lacking: list[str]) -> str:
 def status(file: ClusterFile) -> Status:
     """Return the status of the cluster. Raise Unavailable if no Ray or no cluster is up."""
     with _connected(file.settings) as ray_nodes:
-        return _status(ray_nodes, _controller(ray_nodes, file.settings.name))
+        return _status(ray_nodes, _controller(ray_nodes, file.settings))
 
 
 def down(file: ClusterFile) -> None:
@@ -187,7 +191,7 @@ def down(file: ClusterFile) -> None:
     cluster is up, or some services have not ended. The controller then still runs, so `down` can be
     repeated."""
     with _connected(file.settings) as ray_nodes:
-        actor = _controller(ray_nodes, file.settings.name)
+        actor = _controller(ray_nodes, file.settings)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
         _ask(ray_nodes, actor, "stop", timeout_s=limit_s)
         ray_nodes.ray.kill(actor)

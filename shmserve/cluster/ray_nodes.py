@@ -82,10 +82,12 @@ class RayNodes:
                 del self._asked[node]
                 try:
                     reports[node] = ray.get(ref)
-                except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as ex:
-                    self._replace(node, f"its actor cannot run: {ex}")
-                except ray.exceptions.RayError as ex:  # Ray is restarting the actor
-                    _log.debug("node %s: %s", node[:12], ex)
+                except ray.exceptions.RayError as ex:
+                    stopped = isinstance(getattr(ex, "cause", None), Unavailable)
+                    if stopped or isinstance(ex, ray.exceptions.ActorDiedError):
+                        self._replace(node, f"its actor cannot run: {ex}")
+                    else:  # Ray is restarting the actor, or a call failed: the service may run on
+                        _log.debug("node %s: %s", node[:12], ex)
         return reports
 
     def stop(self) -> None:

@@ -59,11 +59,15 @@ class Announcer:
         self._extended_at = 0.0
 
     @property
+    def _starting(self) -> bool:
+        return not self._ready or "READY" in self._untold
+
+    @property
     def due(self) -> float:
         """Return when (monotonic) `turn` has something to send although nothing is published."""
         if self._silent:
             return self._looked_at + _LOOK_S
-        due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
+        due = self._extended_at + _EXTEND_EVERY_S if self._starting else inf
         if self._untold:
             due = min(due, self._looked_at + _LOOK_S)
         if self._healthy and self._watchdog_s:
@@ -81,7 +85,7 @@ class Announcer:
         if healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self.notifier.send("WATCHDOG=1", patience_s=_PATIENCE_S)
-        if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
+        if self._starting and now - self._extended_at >= _EXTEND_EVERY_S:
             self._extended_at = now
             self.notifier.send(_EXTENSION)
         self._look()

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 _ROOT = "/sys/fs/cgroup"
 _MEMBERSHIP = "/proc/self/cgroup"
-_LEAST_BYTES = (
-    64 << 20
-)  # of the smallest service; with less, the kernel kills the master over and over
+# of the smallest service; with less, the kernel kills the master over and over
+_LEAST_BYTES = 64 << 20
 
 
 def memory_limit(root: str = _ROOT, membership: str = _MEMBERSHIP) -> int | None:

@@ -238,7 +238,7 @@ REMOVED = f'cd "$(mktemp -d)" && rmdir "$PWD" && PYTHONPATH="{ROOT}" exec "$@"'
         ),
         (
             {"kept": True, "within": ("sh", "-c", REMOVED, "sh")},
-            "the working directory has been removed: start in another one",
+            "the working directory has been removed or is closed to this user: start in another",
         ),
         (
             {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},

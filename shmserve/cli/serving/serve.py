@@ -15,6 +15,8 @@ from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans, undo_parents_state
 
 _NAME = "gunicorn.conf.py"
+# gunicorn enters the directory by path
+_DIRECTORY = "the working directory has been removed or is closed to this user: start in another"
 
 
 def conf_file() -> str:
@@ -32,7 +34,7 @@ def main(arguments: argparse.Namespace) -> NoReturn:
     undo_parents_state()
     try:
         if not os.path.exists(os.readlink("/proc/self/cwd")):
-            raise ConfigError("the working directory has been removed: start in another one")
+            raise ConfigError(_DIRECTORY)
         for sentence in serve_options.take(arguments, os.environ):
             print(f"shmserve: {sentence}", file=sys.stderr, flush=True)
         settings = config.load()  # report wrong settings here, before gunicorn's own output

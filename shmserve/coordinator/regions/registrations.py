@@ -139,6 +139,7 @@ class RegionRegistrations:
     def stored(self, message: wire.StoredRegions, fds: list[int], now: float) -> list[int]:
         """Take in descriptors kept by the supervisor, and regions of which it has kept none. Return
         region numbers that the supervisor can drop."""
+        close_all(fds[len(message.numbers) :])
         useless = []
         known_regions = {} if self._restored else {r.number: r for r in message.regions}
         for number, fd in zip_longest(message.numbers, fds[: len(message.numbers)]):

@@ -37,7 +37,7 @@ class SystemRegions(Struct, frozen=True):
         self._book.may_register(caller)
         fd = client_object.open_object(message.key, message.name)
         try:
-            client_object.check_room(fd)
+            self._check_room(caller, message.name, fd)
             facts = client_object.facts(fd, client_object.own_files(self._run_dir))
             window = (message.name, message.key, message.offset, message.byte_size)
             region = self._book.register(caller, *window, facts, message.again)
@@ -52,7 +52,7 @@ class SystemRegions(Struct, frozen=True):
         """Enter an object already checked by `passed_memory`, and take over `fd`. Registering the
         identical region again is no error, because the first answer may have been lost."""
         try:
-            client_object.check_room(fd)
+            self._check_room(caller, name, fd)
             facts = client_object.facts(fd)
             region = self._book.register(
                 caller, name, "", offset, byte_size, facts, again=True, kind=kind
@@ -61,3 +61,9 @@ class SystemRegions(Struct, frozen=True):
             os.close(fd)
             raise
         self._entered(region, fd)
+
+    def _check_room(self, caller: Caller, name: str, fd: int) -> None:
+        """Raise ResourceExhausted if a new region finds no room. A known name costs no further
+        descriptor."""
+        if not self._book.has(caller, name):
+            client_object.check_room(fd)

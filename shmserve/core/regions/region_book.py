@@ -127,6 +127,10 @@ class RegionBook:
         key = self._keys.get(number)
         return self.regions[key] if key is not None else None
 
+    def has(self, caller: Caller, name: str) -> bool:
+        """Return True if a name of the caller is taken."""
+        return region_key(caller, name, self._settings, self._server_uid) in self.regions
+
     def may_register(self, caller: Caller) -> None:
         """Check that the caller may register regions at all. Raise PermissionDenied if the caller
         is remote, and `client_shm_allow_remote` is off."""

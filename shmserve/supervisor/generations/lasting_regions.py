@@ -33,6 +33,8 @@ class LastingRegions:
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
+        limit = int(os.environ.get("FDSTORE") or 0)  # since systemd 254
+        self._room = limit - 1 if limit else None  # beside the list; None: unknown
         # region numbers by name; a missing name: content unknown
         self._stored: dict[str, set[int]] = {}
         self._listed: Mapping[int, Region] | None = None
@@ -42,7 +44,8 @@ class LastingRegions:
         if regions is self._listed or not self._notifier.address:
             return
         named: dict[str, set[int]] = {f"{REGIONS}{n}": set() for n in range(_NAMES)}
-        for number in regions.keys() & fds.keys():
+        # systemd drops surplus descriptors and says nothing: send only as many as find room.
+        for number in sorted(regions.keys() & fds.keys())[: self._room]:
             # systemd stores an object once, even if two regions share the object.
             named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
         # The list goes first: a full store drops the last ones, and all regions need the list.
@@ -52,8 +55,9 @@ class LastingRegions:
             file.flush()
             if not self._store(_LIST, [listed]):
                 return
-        for name, numbers in named.items():
-            # systemd compares each new descriptor with all that it has, so it gets no descriptor
+        # Names that give room go first, and a name not sent completely before all others.
+        for name, numbers in sorted(named.items(), key=self._growth):
+            # systemd compares each new descriptor with all that it has, so send no descriptor
             # again only because another region of the name has come.
             known, stored = name in self._stored, self._stored.pop(name, set())
             grows = known and stored <= numbers
@@ -62,6 +66,10 @@ class LastingRegions:
                 return
             self._stored[name] = numbers
         self._listed = regions
+
+    def _growth(self, item: tuple[str, set[int]]) -> tuple[bool, int]:
+        name, numbers = item
+        return name in self._stored, len(numbers) - len(self._stored.get(name, ()))
 
     def _store(self, name: str, fds: list[int], replace: bool = True) -> bool:
         """Add descriptors to a name, or replace all of its descriptors. Return False if systemd did

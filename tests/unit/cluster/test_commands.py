@@ -42,9 +42,7 @@ def get(answer: Any, timeout: float) -> Any:
     return answer
 
 
-ERRORS = SimpleNamespace(
-    RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
-)
+ERRORS = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 RAY = SimpleNamespace(ray=SimpleNamespace(exceptions=ERRORS, get=get))
 
 
@@ -71,15 +69,27 @@ def test_the_status_is_the_controllers() -> None:
 
 
 HANGS = """
-import time
+import sys, time
+from types import SimpleNamespace
 from shmserve.cluster import commands
+from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings
 commands._RAY_S = 0.2
-with commands._answering("here:1"):
+def hang(*_, **__):
     time.sleep(60)
+file = ClusterFile(ClusterSettings(ray_address="here:1"), {})
+creator = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=hang))
+class RayNodes:
+    ray, CONTROLLER, CONTROLLING = SimpleNamespace(get_actor=hang), "controller", creator
+    at_the_head = staticmethod(hang if sys.argv[1] == "head" else lambda: None)
+if sys.argv[1] == "controller":
+    commands._controller(RayNodes, file.settings)
+else:
+    commands._begin(RayNodes, file, 0.0)
 """
 
 
-def test_a_ray_that_hangs_ends_the_command() -> None:
-    done = completed(sys.executable, "-c", HANGS)
+@pytest.mark.parametrize("what", ["controller", "head", "creation"])
+def test_a_ray_that_hangs_ends_the_command(what: str) -> None:
+    done = completed(sys.executable, "-c", HANGS, what)
     assert done.returncode == 2
     assert done.stderr == "shmserve: Ray at ray_address = here:1 does not answer within 0.2 s\n"

@@ -8,6 +8,7 @@ ACTORS = """
 from types import SimpleNamespace
 from shmserve.cluster import ray_nodes
 from shmserve.cluster.cluster_file import ClusterSettings
+from shmserve.errors import Unavailable
 ray = ray_nodes.ray
 class Method:
     def __init__(self, answer):
@@ -18,11 +19,13 @@ def get(answer):
     if isinstance(answer, Exception):
         raise answer
     return answer
-failed = ray.exceptions.RayTaskError("update", "", ValueError("the node's service was stopped"))
+def failed(cause):
+    return SimpleNamespace(update=Method(ray.exceptions.RayTaskError("update", "", cause)))
 nodes = ray_nodes.RayNodes(ClusterSettings())
 nodes._actors = actors = {
     "good": SimpleNamespace(update=Method("report")),
-    "failing": SimpleNamespace(update=Method(failed)),
+    "failing": failed(MemoryError()),
+    "stopped": failed(Unavailable("the node's service was stopped")),
     "foreign": SimpleNamespace(),
 }
 alive = [{"NodeID": name, "Alive": True, "Resources": {}} for name in actors]
@@ -36,6 +39,7 @@ print(len(killed), sorted(nodes._actors), sorted(nodes._again_at))
 
 
 @pytest.mark.needs("ray")
-def test_an_actor_that_fails_or_is_foreign_is_killed_and_replaced_later() -> None:
+def test_an_actor_that_was_stopped_or_is_foreign_is_killed_and_replaced_later() -> None:
+    """One failed call costs no service."""
     said = python("-c", ACTORS).splitlines()
-    assert said == ["{'good': 'report'}"] * 2 + ["2 ['good'] ['failing', 'foreign']"]
+    assert said == ["{'good': 'report'}"] * 2 + ["2 ['failing', 'good'] ['foreign', 'stopped']"]

@@ -111,7 +111,17 @@ def test_regions_leave_descriptors_for_connections(
             desk.regions.system.register_passed(Caller(UID), "p", 0, 64, os.dup(fd), MEMFD)
         assert len(desk.names()) < 20
         assert max(desk.regions._fds.values(), default=0) < before
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, 10_000))
+        desk.regions.system.register_passed(Caller(UID), "p", 0, 64, os.dup(fd), MEMFD)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+        desk.regions.system.register_passed(Caller(UID), "p", 0, 64, os.dup(fd), MEMFD)
         desk.regions.close()
+    assert open_fds(os.getpid()) == before
+
+
+def test_surplus_descriptors_are_closed(desk: Desk, fd: int) -> None:
+    before = open_fds(os.getpid())
+    desk.regions.stored(StoredRegions((), True), [os.dup(fd)], 0.5)
     assert open_fds(os.getpid()) == before
 
 

@@ -173,6 +173,23 @@ def test_a_full_store_keeps_the_old_regions(store: Store) -> None:
     clients.close()
 
 
+def test_a_full_store_gets_a_further_region_once_another_has_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = Clients(20)
+    store.limit = 10
+    monkeypatch.setenv("FDSTORE", "10")
+    supervisor = OneLife(store)
+    oldest = sorted(clients.fds)[:9]
+    for gone in (), (), oldest[-1:], oldest:
+        there = clients.without(*gone)
+        kept = supervisor.tell(there, clients.fds)
+        assert kept == sorted(str(number).encode() for number in sorted(there)[:9])
+    for _, fd in store.passed():
+        os.close(fd)
+    clients.close()
+
+
 def test_a_further_region_is_stored_without_the_others(store: Store) -> None:
     """systemd compares a new descriptor with each stored descriptor."""
     clients = Clients(200)
