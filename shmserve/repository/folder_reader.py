@@ -20,7 +20,6 @@ from shmserve.protocol.triton_config.backend_kinds import (
     ONNXRUNTIME,
     PYTHON,
     PYTORCH,
-    RUNTIMES,
     BackendKind,
 )
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
@@ -105,7 +104,7 @@ class FolderReader:
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
         """Return the reason, for clients, why a version cannot be served, or ""."""
         folder = version_folder(directory, str(version))
-        if folder == directory and self.kind.name in BUILT_IN.keys() - RUNTIMES.keys():
+        if self.kind.name in BUILT_IN and is_mlservers(directory):
             return (
                 f"version {version}: backend '{self.kind.name}' needs a version folder, and beside"
                 f" {mlserver_settings.FILE} none counts: name another backend, or remove this file"

@@ -42,7 +42,7 @@ def problem(instance: Instance, settings: Settings) -> tuple[str, list[str]]:
     try:
         # The service's folder of packs is no place for another user, such as root: the service
         # could not use what that user makes, and that user must not run what the service has made
-        with TemporaryDirectory(prefix="shmserve-") as folder:
+        with TemporaryDirectory(prefix="shmserve-", ignore_cleanup_errors=True) as folder:
             apart = msgspec.structs.replace(settings, repository_cache_dir=folder)
             return _tried(instance, environment, apart)
     except OSError as ex:

@@ -3,7 +3,7 @@
 The program checks Python and the packages for executors, makes the server's package `shmserve`
 importable, but no other package of the server, and calls MODULE's `main` with further arguments
 and ``--fault ""``. On a fault, the program execs the server's Python instead, which runs MODULE
-with ``--fault REASON``.
+with ``--fault REASON``. Without arguments, the program ends at once: Python was only tried.
 
 Old Pythons must be able to read this file: the syntax is of Python 3.6.
 """

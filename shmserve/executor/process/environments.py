@@ -39,6 +39,7 @@ FOLDER = ".venv"
 REQUIREMENTS = "requirements.txt"
 _TRITON_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _TRIAL_S = 10.0
+_REMARK_LINE = re.compile(r"^[ \t]*#.*", re.MULTILINE)  # never continued
 _REMARK = re.compile(r"(^|\s)(#|--?\w).*")  # remarks, and options of pip
 _CODE_BACKENDS = (PYTHON, "grps")  # backends of models in Python code
 _FAULTS = {
@@ -128,7 +129,7 @@ def _lacking(path: str) -> str:
     options of pip, paths and addresses: nothing here tells whether they are met."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            text = file.read().replace("\\\n", "")
+            text = _REMARK_LINE.sub("", file.read()).replace("\\\n", "")
     except OSError:
         return ""
     from packaging.requirements import Requirement  # not in environments

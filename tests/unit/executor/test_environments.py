@@ -71,6 +71,8 @@ def test_the_environment_that_a_configuration_names(tmp_path: Path, given: str) 
         ("no_such \\\n  ; python_version < '3'\nmsgspec>=0.1,\\\n<999\n", ""),
         ("numpy>=1,\\\n  <1.1\n", r"wants numpy>=1, <1\.1, and the server has \d"),
         ("no_such\t# why\n", "wants no_such, which the server does not have"),
+        ("# why \\\nno_such\n", "wants no_such, which the server does not have"),
+        ("numpy>=999\\\n# why\n", "wants numpy>=999, and the server has"),
         ("numpy == 1.0 -C a=b\n", r"wants numpy == 1\.0, and the server has \d"),
         ("no_such @ https://user:word@localhost/x.whl\n", "wants no_such, which the server does"),
         ("numpy @ https://localhost/x.whl\nhttps://localhost/y.whl\n-e .\n-c x.txt\n", ""),

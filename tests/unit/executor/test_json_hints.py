@@ -184,7 +184,7 @@ def test_answers_with_a_content_type_are_their_bytes(tmp_path: Path) -> None:
     assert "the answer must be bytes, not str" in str(response.error)
 
 
-@pytest.mark.parametrize("answer", ["Iterator[{}]", "{}"])
+@pytest.mark.parametrize("answer", ["Iterator[{}]", "{}", "dict[str, {}]", "{} | None"])
 def test_content_types_are_for_one_answer_of_bytes(tmp_path: Path, answer: str) -> None:
     kind = "bytes" if answer != "{}" else "str"
     hint = answer.format(f"Annotated[{kind}, ContentType('text/html; charset=utf-8')]")
@@ -198,6 +198,8 @@ def test_a_file_without_its_form_is_told_of_forms(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(image: bytes) -> int: return len(image)")
     with pytest.raises(InvalidArgument, match=r"send 'image' in a form \(multipart/form-data\)$"):
         model.ask(b"P5 1 1")
+    with pytest.raises(InvalidArgument, match=r"send 'image' in a form \(multipart/form-data\)$"):
+        model.ask(b"\x89PNG\r\n")
     with pytest.raises(InvalidArgument, match=r"at `\$.image`$"):
         model.ask({"image": 5})
 

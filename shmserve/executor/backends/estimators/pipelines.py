@@ -121,8 +121,8 @@ def _refusal(pipeline: Any, texts: list[str], ex: Exception) -> str:
 
 def _limit(pipeline: Any) -> int:
     """Return the largest number of tokens of a text, of the tokenizer's limit (a huge number, if
-    the tokenizer knows none) and the model's. RoBERTa and its relatives count positions from
-    behind the padding's."""
+    the tokenizer knows none) and the model's. RoBERTa's positions begin after the padding token's
+    index, so fewer positions are left for a text."""
     limits = [pipeline.tokenizer.model_max_length]
     if positions := getattr(pipeline.model.config, "max_position_embeddings", None):
         tables = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from types import UnionType
 from typing import Any
 
@@ -86,9 +86,8 @@ class JsonCall:
         except (UnreadableMessage, msgspec.ValidationError) as ex:
             text = ex.message if isinstance(ex, UnreadableMessage) else str(ex)
             text = one_line(text)  # the text may quote a long value
-            if self._schemas.files and not is_form(body) and body.lstrip()[:1] != b"{":
-                text += f": send '{self._schemas.files[0]}' in a form (multipart/form-data)"
-            raise InvalidArgument(text) from None
+            is_object = is_form(body) or body.lstrip()[:1] == b"{"
+            raise InvalidArgument(text if is_object else text + self._of_file()) from None
         if self._root:
             return {self._root: value}
         given = {a.name: getattr(value, a.name) for a in self._signature.arguments}
@@ -115,7 +114,7 @@ class JsonCall:
             parts = decode_form(body)
         except UnreadableMessage:
             raise InvalidArgument(
-                f"the body is neither JSON nor a form of at most {MAX_PARTS} parts"
+                f"the body is neither JSON nor a form of at most {MAX_PARTS} parts{self._of_file()}"
             ) from None
         for name, content in parts:
             if name not in self._fields and not self._others:
@@ -123,9 +122,13 @@ class JsonCall:
                     f"the form has a part '{name}', and no argument has this name"
                 )
             given.setdefault(name, []).append(content)
-        kinds_of = self._fields.get
-        members = {n: _of_parts(n, kinds_of(n, self._others), p) for n, p in given.items()}
+        members = {n: _of_parts(n, self._fields.get(n, self._others), p) for n, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
+
+    def _of_file(self) -> str:
+        """Return advice for a body that may be a file without its form; "" if no file is taken."""
+        files = self._schemas.files
+        return f": send '{files[0]}' in a form (multipart/form-data)" if files else ""
 
 
 def _of_one_caller(signature: HintedSignature) -> HintedSignature:
@@ -321,13 +324,20 @@ def _media_of(signature: HintedSignature) -> str:
     """Return the content type in the hint of an answer, or "". Raise ConfigError for an answer that
     cannot have one."""
     hint = signature.answer
-    found = [n.text for n in getattr(hint, "__metadata__", ()) if isinstance(n, ContentType)]
+    found = [note.text for note in _notes(hint) if isinstance(note, ContentType)]
     if found and (signature.streams or typing.get_args(hint)[0] is not bytes):
         raise ConfigError(
             f"ContentType({found[0]!r}) is for one answer of bytes: write"
             f" -> Annotated[bytes, ContentType({found[0]!r})]"
         )
     return found[0] if found else ""
+
+
+def _notes(hint: Any) -> Iterator[Any]:
+    """Yield the annotations in a hint, also of its parts."""
+    yield from getattr(hint, "__metadata__", ())
+    for part in typing.get_args(hint):
+        yield from _notes(part)
 
 
 def _is_file(kind: kinds.Type) -> bool:

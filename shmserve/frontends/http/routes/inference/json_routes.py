@@ -97,8 +97,9 @@ class JsonRoutes(GenerateRoutes):
         try:
             text = _text(inference.run())
             inference.answered()
+            parameters = inference.signature.spec.parameters
             resp.set_stream(BufferBody([text], inference.close), len(text))
-            if media := decode_schemas(entry.spec.parameters.get(SCHEMA_PARAMETER, "")).media:
+            if media := decode_schemas(parameters.get(SCHEMA_PARAMETER, "")).media:
                 resp.content_type = media
             copy_request_id(req, resp)
         except BaseException as ex:
