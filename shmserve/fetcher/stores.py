@@ -22,8 +22,8 @@ from fsspec.callbacks import Callback
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavailable
-from shmserve.fetcher import hub, remote_files
-from shmserve.fetcher.hub import CallLimits
+from shmserve.fetcher import hub_limits, remote_files
+from shmserve.fetcher.hub_limits import CallLimits
 from shmserve.fetcher.remote_files import MOST_INDEX_BYTES, RemoteFile, RemoteModel
 from shmserve.fetcher.store_errors import told
 from shmserve.repository.remote_index import INDEX
@@ -62,7 +62,7 @@ class Store:
         self._scheme = self.url.partition("://")[0]
         self._silence_s = settings.repository_silence_s
         if self._scheme == "hf":
-            hub.bound(self._silence_s)
+            hub_limits.bound(self._silence_s)
         if self._scheme == "gs":  # read at import: one range at a time, received as it comes
             os.environ.setdefault("DEFAULT_GCSFS_CONCURRENCY", "1")
         try:
@@ -148,7 +148,7 @@ class Store:
 
     def _transfer(self, key: str, path: str, progress: _Progress) -> None:
         if not self._fs.async_impl:  # hf
-            with hub.limited(CallLimits(progress.until, _MOST_LISTING_BYTES, _LATE)):
+            with hub_limits.limited(CallLimits(progress.until, _MOST_LISTING_BYTES, _LATE)):
                 self._fs.get_file(key, path, callback=progress)
             return
         self._refresh()
@@ -197,7 +197,7 @@ class Store:
             self._refresh()
             return self._in_loop(getattr(self._fs, method), *args, **options)
         until = time.monotonic() + self._silence_s
-        with hub.limited(
+        with hub_limits.limited(
             CallLimits(until, _MOST_LISTING_BYTES, "the store does not answer in time")
         ):
             return getattr(self._fs, plain)(*args, **options)
