@@ -184,7 +184,7 @@ def test_answers_with_a_content_type_are_their_bytes(tmp_path: Path) -> None:
     assert "the answer must be bytes, not str" in str(response.error)
 
 
-@pytest.mark.parametrize("answer", ["Iterator[{}]", "{}", "dict[str, {}]", "{} | None"])
+@pytest.mark.parametrize("answer", ["Iterator[{}]", "{}", "dict[bytes, {}]", "{} | None"])
 def test_content_types_are_for_one_answer_of_bytes(tmp_path: Path, answer: str) -> None:
     kind = "bytes" if answer != "{}" else "str"
     hint = answer.format(f"Annotated[{kind}, ContentType('text/html; charset=utf-8')]")

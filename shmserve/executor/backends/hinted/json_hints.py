@@ -325,7 +325,8 @@ def _media_of(signature: HintedSignature) -> str:
     cannot have one."""
     hint = signature.answer
     found = [note.text for note in _notes(hint) if isinstance(note, ContentType)]
-    if found and (signature.streams or typing.get_args(hint)[0] is not bytes):
+    is_bytes = typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is bytes
+    if found and (signature.streams or not is_bytes):
         raise ConfigError(
             f"ContentType({found[0]!r}) is for one answer of bytes: write"
             f" -> Annotated[bytes, ContentType({found[0]!r})]"
