@@ -84,7 +84,9 @@ class DeferredClose:
                         return
                 continue
             self._since = time.monotonic()
-            with contextlib.suppress(OSError):  # Linux has freed the descriptor all the same
+            with contextlib.suppress(
+                OSError, MemoryError
+            ):  # Linux has freed the descriptor all the same
                 if isinstance(closing, int):
                     _close(closing)
                 else:

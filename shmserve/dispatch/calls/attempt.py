@@ -129,7 +129,7 @@ class Attempt(Struct, eq=False):
                 if self._cancellation is not None and self._cancellation.requested:
                     raise errors.Cancelled("the request was cancelled")
                 pool.send(connection, message)
-            except errors.Cancelled:
+            except (errors.Cancelled, errors.TooLarge):  # nothing was sent
                 pool.give(connection)
                 raise
             except errors.PeerDied:  # not received, so not counted as a run
@@ -138,7 +138,7 @@ class Attempt(Struct, eq=False):
                 executors.departed(pool)
                 continue
             except BaseException:
-                # Too large, or no free descriptor: our record of offered segments may be ahead of
+                # No free descriptor, for example: our record of offered segments may be ahead of
                 # the executor's.
                 pool.discard(connection)
                 raise

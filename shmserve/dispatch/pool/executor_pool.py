@@ -162,6 +162,9 @@ class ExecutorPool(Struct, eq=False):
                 )
             connection.channel.send(messages.encode(request), fds)
         except BaseException:
+            known.difference_update([offer.segment for offer in offers])
+            known.update(dropped)
+            connection.drops = -1  # the next request tells of `dropped`
             with self._lock:
                 self._pending += release
             raise

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import Snapshot
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
-from shmserve.errors import ExecutorLost, NoExecutor, PeerDied
+from shmserve.errors import ExecutorLost, NoExecutor, PeerDied, TooLarge
 from shmserve.executor.backend import Request, Response
 from shmserve.transport import channel
 from tests.unit.dispatch.test_dispatch import into_offer, run, slots_in_use, until
@@ -97,6 +98,20 @@ def test_an_executor_with_a_living_connection_has_not_ended(rig: Rig, monkeypatc
     theirs.close()
     pool._control = ExecutorConnection(channel.Channel(ours))
     assert not pool.over
+
+
+def test_a_request_that_is_too_long_frees_no_output_of_others(rig: Rig) -> None:
+    entry = rig.serve(into_offer)
+    with rig.dispatcher.call(entry) as call:
+        feed(call, ONES)
+        call.execute()
+        with rig.dispatcher.call(entry, RunOptions(request_id="x" * 200_000)) as long:
+            feed(long, LARGE)
+            with pytest.raises(TooLarge):
+                long.execute()
+        time.sleep(0.1)  # for the executor to see a closed connection
+        assert held(rig) == 1
+    assert len(run(rig, entry, LARGE)) == len(LARGE)
 
 
 def test_large_outputs_are_released_at_once_without_another_connection(rig, monkeypatch) -> None:
