@@ -84,9 +84,8 @@ class DeferredClose:
                         return
                 continue
             self._since = time.monotonic()
-            with contextlib.suppress(
-                OSError, MemoryError
-            ):  # Linux has freed the descriptor all the same
+            # After an OSError, Linux has freed the descriptor all the same.
+            with contextlib.suppress(OSError, MemoryError):
                 if isinstance(closing, int):
                     _close(closing)
                 else:

@@ -64,6 +64,7 @@ class ExecutorPool(Struct, eq=False):
     in_flight: int = 0
     by_caller: dict[int, int] = {}
     _idle: list[ExecutorConnection] = []
+    _releasing: int = 0  # idle connections that `release` sends on
     _pending: list[tuple[int, int]] = []  # output slots to release
     _pending_bytes: int = 0
     _retained: set[tuple[int, int]] = set()  # our slots that the model still holds
@@ -236,16 +237,20 @@ class ExecutorPool(Struct, eq=False):
             if not (self._idle and self._idle[-1].welcomed):
                 return
             connection = self._idle.pop()
+            self._releasing += 1
+        usable = True
         try:
             self._send_pending(connection.channel)
         except errors.PeerDied:  # a dead executor gives all slots back; the next request notices
+            usable = False
+        finally:
+            with self._lock:
+                self._releasing -= 1
+                usable = usable and not self._closed
+                if usable:
+                    self._idle.append(connection)
+        if not usable:
             connection.channel.close()
-            return
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.channel.close()
 
     @property
     def has_releases(self) -> bool:
@@ -349,7 +354,7 @@ class ExecutorPool(Struct, eq=False):
         executor would use output slots again while calls and steps of ensembles still read, and
         the model may still hold our inputs."""
         with self._lock:
-            if self.in_flight:
+            if self.in_flight or self._releasing:
                 return False
             control = [self._control] if self._control is not None else []
             connections = [*self._idle, *control]

@@ -100,6 +100,19 @@ def test_an_executor_with_a_living_connection_has_not_ended(rig: Rig, monkeypatc
     assert not pool.over
 
 
+def test_an_executor_has_not_ended_while_it_is_told_of_releases(rig: Rig, monkeypatch) -> None:
+    monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
+    send, seen = ExecutorPool._send_pending, []
+
+    def looking(self: ExecutorPool, connection: channel.Channel) -> None:
+        seen.append(self.over)
+        send(self, connection)
+
+    monkeypatch.setattr(ExecutorPool, "_send_pending", looking)
+    run(rig, rig.serve(into_offer), LARGE)
+    assert seen == [False]
+
+
 def test_a_request_that_is_too_long_frees_no_output_of_others(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry) as call:
