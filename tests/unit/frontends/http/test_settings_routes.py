@@ -489,6 +489,23 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
     assert b"nv_inference" not in plain.get("/metrics").body
 
 
+def test_runs_of_an_ensemble_are_counted(client: Client) -> None:
+    ensemble = ModelReport("ensemble", "1")
+    row = [9, 3, 12, 1000, 7000, 2000]  # three runs on batches of four
+    ensemble.requests["grpc"] = RequestCounts(succeeded=3, batches={4: row})
+    client.dispatcher.coordinator.numbers = replace(report(), models=(ensemble,))
+    told = samples(client)
+    for name, value in {
+        "nv_inference_count_total": 12,
+        "nv_inference_exec_count_total": 3,
+        "nv_inference_compute_infer_duration_us_total": 7,
+        "shmserve_model_executions_total": 3,
+        "shmserve_inferences_total": 12,
+        "shmserve_batch_size_count": 3,
+    }.items():
+        assert told[name]["ensemble", "1"] == value, name
+
+
 def test_tritons_names_of_cached_models() -> None:
     client = Client(Settings(metrics_triton_names=True, response_cache_bytes=1 << 20))
     client.dispatcher.coordinator.numbers = report()

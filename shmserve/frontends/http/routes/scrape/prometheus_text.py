@@ -209,23 +209,24 @@ def _observe(
 
 
 def _executions(models: list[ModelReport]) -> Iterator[core.Metric]:
+    all_runs = [((model.model, model.version), model.all_runs()) for model in models]
     for name, what, field in (
         ("model_executions", "Executions of a model", "executions"),
         ("inferences", "Elements of the batches of all executions", "inferences"),
     ):
-        rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
+        rows = [(labels, getattr(runs, field)) for labels, runs in all_runs]
         yield _counter(name, what, _MODEL, rows)
     sizes = core.HistogramMetricFamily(
         "shmserve_batch_size", "Elements of the batch of an execution", labels=_MODEL
     )
-    for model in models:
-        batches = [(size, values[0]) for size, values in model.runs.batches.items()]
+    for labels, runs in all_runs:
+        batches = [(size, values[0]) for size, values in runs.batches.items()]
         counts: list[tuple[str, float]] = [
             (f"{limit:g}", sum(n for size, n in batches if size <= limit and size != OTHER_SIZES))
             for limit in _SIZES
         ]
         counts.append(("+Inf", sum(n for _, n in batches)))
-        sizes.add_metric([model.model, model.version], counts, model.runs.inferences)
+        sizes.add_metric(labels, counts, runs.inferences)
     yield sizes
 
 

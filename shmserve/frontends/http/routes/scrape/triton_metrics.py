@@ -6,6 +6,8 @@ counters have no such ending.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
 from shmserve.frontends.http.routes.scrape.custom_text import escaped
@@ -67,7 +69,10 @@ def triton_text(report: Report, cached: Collection[tuple[str, str]]) -> str:
 
 
 def _lines(report: Report, cached: Collection[tuple[str, str]]) -> Iterator[str]:
-    models = sorted(report.models, key=lambda model: (model.model, model.version))
+    models = sorted(
+        (replace(model, runs=model.all_runs()) for model in report.models),
+        key=lambda model: (model.model, model.version),
+    )
     yield from _counters(_COUNTERS, models)
     with_cache = [model for model in models if (model.model, model.version) in cached]
     if with_cache:
