@@ -114,9 +114,9 @@ def test_an_idle_sequence_gives_way_to_a_caller_without_one(
     for id in (1, 2):
         add(rig, entry, 0, id, 1, "start", caller_number=1)
     more = []
-    for waiting, id in enumerate((3, 4, 5), 1):
+    for id in (3, 4, 5):
         more.append(threads.submit(add, rig, entry, 0, id, 1, "start", caller_number=1))
-        until(lambda waiting=waiting: rig.executors[0].loop.queued == waiting, "it does not wait")
+        until(lambda: rig.executors[0].loop.queued == len(more), "it does not wait")
     with pytest.raises(QueueFull, match="Exceeds maximum number of sequences"):
         add(rig, entry, 0, 6, 1, "start", caller_number=1)
     assert add(rig, entry, 0, 9, 1, "start", caller_number=2) == 1
