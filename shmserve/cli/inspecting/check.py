@@ -3,6 +3,8 @@ on a problem."""
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 import msgspec
@@ -34,7 +36,11 @@ def main(arguments: argparse.Namespace) -> int:
     reading = config.read()
     for warning in reading.warnings:
         print(f"note  {warning}")
-    return run(reading.settings, arguments.load)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:  # by default, SIGTERM would leave temporary folders and a process that loads a model
+        return run(reading.settings, arguments.load)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(settings: Settings, load: bool = False) -> int:

@@ -1,5 +1,8 @@
 """`shmserve check` of folders without models, and of models not loaded at the start."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 from shmserve import cli
 from tests.environments import environment, fake_python, pack
 from tests.model_files import X_TO_Y, model_maker, native
+from tests.running_server import wait_until
 
 Check = Callable[..., tuple[int, list[str]]]
 
@@ -269,3 +273,27 @@ def test_requirements_that_the_server_does_not_meet_are_a_note(
     advice = "requirements.txt wants no_such_package==1, which the server does not have: run `"
     assert f"note  model m version 1: {advice}shmserve env build r/m`" in lines
     assert status == 0
+
+
+def test_sigterm_ends_the_load_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    model = tmp_path / "slow.py"
+    model.write_text(f"""
+import os, pathlib, time
+pathlib.Path({str(tmp_path)!r}, "pid").write_text(str(os.getpid()))
+time.sleep(600)
+def double(x: int) -> int:
+    return 2 * x
+""")
+    command = [sys.executable, "-m", "shmserve", "check", "--load", str(model)]
+    environ = os.environ | {
+        "TMPDIR": f"{tmp_path}/temporary",
+        "SHMSERVE_RUN_DIR": f"{tmp_path}/run",
+    }
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL) as process:
+        told = tmp_path / "pid"
+        wait_until(lambda: told.exists() and told.read_text(), "the model's code does not run")
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert not Path("/proc", told.read_text()).exists()
