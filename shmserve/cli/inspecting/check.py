@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     for warning in reading.warnings:
         print(f"note  {warning}")
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:  # by default, SIGTERM would leave temporary folders and a process that loads a model
+    try:  # SIGTERM alone would leave temporary folders and a loading process
         return run(reading.settings, arguments.load)
     finally:
         signal.signal(signal.SIGTERM, before)
