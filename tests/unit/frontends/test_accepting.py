@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shmserve.executor.process.__main__ import Executor
+from shmserve.frontends.connections import acceptor
 from shmserve.frontends.connections.acceptor import Acceptor
 from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
@@ -114,7 +115,8 @@ def test_after_an_error_a_process_goes_on_accepting_a_little_later(caplog) -> No
     assert caplog.text.count("of one connection") == 1
 
 
-def test_the_pause_before_accepting_is_for_connections_that_last() -> None:
+def test_the_pause_before_accepting_is_for_connections_that_last(monkeypatch) -> None:
+    monkeypatch.setattr(acceptor, "_VACANT_S", WATCHDOG_S)
     with contextlib.ExitStack() as stack:
         process = Accepting(stack)
         lasting = [stack.enter_context(process.connect()) for _ in range(200)]

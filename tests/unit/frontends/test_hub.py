@@ -110,11 +110,11 @@ def test_what_came_when_nobody_waited_is_found_later(loop, ends) -> None:
 
 def test_waits_end_in_the_order_of_their_deadlines(loop, ends) -> None:
     over: list[float] = []
+    all_began = time.monotonic()
 
     def wait(seconds: float) -> None:
-        began = time.monotonic()
-        waiting.sleep(seconds)
-        assert time.monotonic() - began >= seconds
+        waiting.sleep(all_began + seconds - time.monotonic())
+        assert time.monotonic() - all_began >= seconds
         over.append(seconds)
 
     def receive() -> None:
@@ -131,12 +131,12 @@ def test_waits_end_in_the_order_of_their_deadlines(loop, ends) -> None:
 
 
 def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(loop, ends, monkeypatch) -> None:
-    monkeypatch.setattr("shmserve.transport.channel._SEND_TIMEOUT_S", 0.3)
     got: list[int] = []
 
     def send() -> None:
         for _ in range(64):
             ends[0].send(b"x" * 65536)
+        monkeypatch.setattr("shmserve.transport.channel._SEND_TIMEOUT_S", 0.3)
         with pytest.raises(PeerDied):
             fill()
 
@@ -318,19 +318,21 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
 def test_threads_beside_are_no_more_than_allowed() -> None:
     threads, running, most = SideThreads(3, "some_threads"), [0], [0]
     lock, over = threading.Lock(), threading.Semaphore(0)
+    meeting = threading.Barrier(3)
 
     def item() -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
+        meeting.wait(WATCHDOG_S)
         time.sleep(0.01)
         with lock:
             running[0] -= 1
         over.release()
 
-    for _ in range(20):
+    for _ in range(21):
         threads.submit(item)
-    for _ in range(20):
+    for _ in range(21):
         assert over.acquire(timeout=WATCHDOG_S)
     assert most[0] == 3
 
@@ -407,7 +409,8 @@ def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
     hub = Hub(1, "some_threads")
     hub.spawn(stubborn)
     hub.spawn(polite)
-    hub.run(time.monotonic() + 0.01)
+    hub.soon(hub.leave)
+    hub.run(time.monotonic() + WATCHDOG_S)
     assert len(hub._living) == 2
     hub.close()
     assert ended == [threading.get_ident()]
@@ -426,9 +429,10 @@ def test_one_greenlet_runs_what_comes_one_after_the_other(loop: Loop) -> None:
         note()
         raise ValueError("a defect")
 
-    for run in (note, fail, note):
+    for count, run in enumerate((note, fail, note), start=1):
         loop.hub.spawn(run)
-        loop.hub.run(time.monotonic() + 0.02)
+        while len(seen) < count or loop.hub.is_busy:
+            loop.hub.run(time.monotonic() + 0.02)
     assert len(seen) == 3
     assert len(set(map(id, seen))) == 1
     assert not loop.hub.is_busy
@@ -454,19 +458,19 @@ def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
     garbage while a thread ends."""
     hub = Hub(1, "some_threads")
     mains: list[weakref.ref[greenlet]] = []
+    freed: list[object] = []
 
     def run() -> None:
         hub.run(0.0)
-        mains.append(weakref.ref(getcurrent()))
+        mains.append(weakref.ref(getcurrent(), freed.append))
         hub.close()
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    deadline = time.monotonic() + WATCHDOG_S
-    while mains[0]() is not None:
-        assert time.monotonic() < deadline, "the thread's greenlet is still known"
-        gc.collect()  # the library frees the greenlet a moment after the thread's end
+    # The library frees the greenlet when this thread next waits. A reference from this thread's
+    # stack, as of a look at the weak reference, could crash the process then.
+    wait_until(lambda: freed, "the thread's greenlet is freed")
 
 
 def test_nothing_is_left_open() -> None:
@@ -479,4 +483,4 @@ def test_nothing_is_left_open() -> None:
         hub.close()
         del hub
         gc.collect()  # the hub and its waiters refer to each other
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -195,16 +196,26 @@ def test_nobody_is_asked_for_an_answer_that_nobody_wants(load: Load) -> None:
     assert custom_metrics.registry.values.snapshot().get("echoed", {"total": 0})["total"] == before
 
 
-def test_requests_run_side_by_side_and_in_batches(load: Load) -> None:
-    project = load("chain")
+def full_batches(root: Path) -> Path:
+    """Copy the project `chain`; its batches of four wait until they are full."""
+    shutil.copytree(PROJECTS / "chain", root)
+    file = root / "conf/inference.yml"
+    file.write_text(
+        file.read_text().replace("batch_timeout_us: 500000", "batch_timeout_us: 30000000")
+    )
+    return root
+
+
+def test_requests_run_side_by_side_and_in_batches(load: Load, tmp_path) -> None:
+    project = load(full_batches(tmp_path / "p"))
     streams = [project.start(Stream({}, grps=_wire(str_data=f"{i}"))) for i in range(4)]
     texts = [_message(stream.all()[0]).str_data for stream in streams]
     assert texts == [f"{i}ab/4" for i in range(4)]
 
 
-def test_an_error_of_a_batch_is_everybodys(load: Load) -> None:
-    project = load("chain")
-    wire = [_wire(str_data=text) for text in ("poison", "x")]
+def test_an_error_of_a_batch_is_everybodys(load: Load, tmp_path) -> None:
+    project = load(full_batches(tmp_path / "p"))
+    wire = [_wire(str_data=text) for text in ("poison", "x", "y", "z")]
     for stream in [project.start(Stream({}, grps=data)) for data in wire]:
         (response,) = stream.all()
         assert backend_runner.failure(response).message == "the batch failed"
@@ -324,9 +335,8 @@ def test_no_more_run_at_a_time_than_the_project_wants(load: Load, tmp_path, monk
     streams = [Stream({}, grps=b"") for _ in range(5)]
     feeder = threading.Thread(target=lambda: [project.start(stream) for stream in streams])
     feeder.start()
-    gate.release(4)
     streams[4].request.cancelled = True  # before its turn comes
-    gate.release()
+    gate.release(5)
     feeder.join()
     assert [len(stream.all()) for stream in streams] == [1, 1, 1, 1, 0]
     assert max(most) <= 2

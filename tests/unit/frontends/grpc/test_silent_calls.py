@@ -51,7 +51,8 @@ def test_places_of_the_longest_silent_go_to_others(monkeypatch) -> None:
             return rig.client.method("ModelInfer").future(request()).code() is grpc.StatusCode.OK
 
         wait_until(answered, "one gives way")
-        assert 0 < sum(call.done() for call in silent) < 8
+        wait_until(lambda: any(call.done() for call in silent), "its client is told")
+        assert sum(call.done() for call in silent) < 8
         for call in silent:
             call.cancel()
             sender.close()
@@ -147,11 +148,11 @@ def test_an_idle_stream_gives_its_place_to_a_new_one(rpc: str, message: bytes, m
 
 
 def test_a_stream_that_is_idle_for_very_long_ends(monkeypatch) -> None:
-    monkeypatch.setattr(handlers, "STREAM_IDLE_S", 0.3)
+    monkeypatch.setattr(handlers, "STREAM_IDLE_S", 2)
     with Rig() as rig:
         sender = Sender()
-        call = rig.client.stream(sender)
         sender.send(request())
+        call = rig.client.stream(sender)
         assert next(call).infer_response.outputs
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
@@ -165,12 +166,12 @@ def test_the_longest_silent_gives_way_first_and_only_beyond_the_grace() -> None:
     for each in calls:
         silent.wait(each, 60.0)
     now = time.monotonic()
-    assert not silent.make_room(now + 4.0)
+    assert not silent.make_room(now + 1.0)
     assert not silent.make_room(now + 6.0, caller=2)
     assert silent.make_room(now + 6.0)
     assert [each.give_up.called for each in calls] == [True, False, False]
     silent.heard(calls[1])
-    silent.end_overdue(now + 59.0)
+    silent.end_overdue(now + 30.0)
     assert not calls[2].give_up.called
     silent.end_overdue(now + 61.0)
     assert [each.give_up.called for each in calls] == [True, False, True]

@@ -283,7 +283,7 @@ def test_a_sequences_requests_keep_their_order(models: Models, model: str) -> No
 def test_a_call_that_ends_takes_all_its_requests_along(models: Models, how: str) -> None:
     with Rig(models.dispatcher, grpc_stream_requests=5) as rig:
         sender = Sender()
-        timeout = 1.0 if how == "deadline" else None
+        timeout = 3.0 if how == "deadline" else None
         call = rig.client.stream(sender, timeout=timeout)
         for message in [
             *gated("a", "b"),
