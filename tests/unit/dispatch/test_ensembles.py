@@ -545,7 +545,7 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
         assert begun.wait(30)
     assert ended.wait(30)
     with pytest.raises(DeadlineExceeded, match=r"in ensemble 'e', .*step 'one'"):
-        streamed(models, {"IN": TWO}, timeout_s=1)
+        streamed(models, {"IN": TWO}, timeout_s=2)
     models.rig.assert_nothing_held()
 
 
