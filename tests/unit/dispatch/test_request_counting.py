@@ -179,7 +179,9 @@ def test_gauges_say_what_is_held(rig: Rig) -> None:
     call = rig.dispatcher.call(entry)
     call.reserve(1000)
     rig.dispatcher._measure()
-    gauges = read_gauges(rig.dispatcher.counting.page.words)
+    words = rig.dispatcher.counting.page.words
+    until(lambda: read_gauges(words).slots, "the maintenance thread has looked before")
+    gauges = read_gauges(words)
     assert (gauges.slots, gauges.slot_bytes) == (1, 1024)
     assert gauges.arena_bytes == rig.dispatcher.memory.held_bytes
     call.close()
