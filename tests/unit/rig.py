@@ -256,8 +256,7 @@ class Rig:
         memory = self.dispatcher.memory
         wait_until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
         wait_until(lambda: not memory.forwarded, "outputs are still passed on")
-        for pool in self.dispatcher.executors.pools.values():
-            pool.flush()
+        self.dispatcher.executors.flush()
         for executor in self.executors:
             wait_until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
 

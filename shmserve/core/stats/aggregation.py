@@ -93,7 +93,7 @@ def quantile_ns(counts: Sequence[int], percent: float, top_ns: int) -> float:
     histogram, answered = _histogram(counts)
     if not answered:
         return nan
-    remaining = percent / 100 * answered
+    remaining = percent * answered / 100  # in this order exact: 56 / 100 * 25 is more than 14
     low = 0
     for index, count in enumerate(histogram):
         high = min(BOUNDS_NS[index], top_ns) if index < len(BOUNDS_NS) else top_ns

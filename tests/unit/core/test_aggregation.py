@@ -4,7 +4,7 @@ from bisect import bisect_left
 from math import isnan
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shmserve.core.stats import aggregation
@@ -56,6 +56,7 @@ def test_the_slowest_is_never_told_too_fast_nor_beyond_its_bucket(durations: lis
 
 
 @given(DURATIONS)
+@example([1] * 14 + [100_001] * 11)
 def test_quantiles_grow_lie_in_their_bucket_and_end_at_the_slowest(durations: list[int]) -> None:
     counts = counted(*durations)
     top = aggregation.slowest_ns(counts)

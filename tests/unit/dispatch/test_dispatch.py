@@ -195,7 +195,7 @@ def test_an_output_the_model_keeps_is_not_written_over(rig: Rig) -> None:
 def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Rig) -> None:
     gate = Gate()
     entry = rig.serve(gate)
-    with rig.dispatcher.call(entry, RunOptions(timeout_s=0.2)) as call:
+    with rig.dispatcher.call(entry, RunOptions(timeout_s=2.0)) as call:
         feed(call, np.ones(5000, np.float32))
         with pytest.raises(DeadlineExceeded):
             call.execute()
@@ -234,12 +234,15 @@ def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
     def patient(request: Request) -> Response:
         if request.id == "second":
             return own_array(request)
+        running.set()
         until(lambda: request.cancelled, "it was not told")
         seen.append(request.id)
         return into_offer(request)
 
+    running = threading.Event()
     entry = rig.serve(patient)
-    with rig.dispatcher.call(entry, RunOptions("first", on_wait=lambda: False)) as call:
+    first = RunOptions("first", on_wait=lambda: not running.is_set())
+    with rig.dispatcher.call(entry, first) as call:
         feed(call, np.ones(5000, np.float32))
         with pytest.raises(Cancelled):
             call.execute()

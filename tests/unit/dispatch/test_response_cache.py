@@ -68,15 +68,18 @@ def test_a_miss_never_waits_for_memory(rig_with) -> None:
     rig = rig_with(response_cache_bytes=32 << 20)
     rig.serve(Counting(), spec=CACHED)
     memory, cache, asked = rig.dispatcher.memory, rig.dispatcher._cache, []
+    until(lambda: memory.held_bytes, "the first segment is not made")
 
     def deny(_: Any, nbytes: int) -> Any:
         asked.append(nbytes)
         raise ArenaExhausted("as it was told")
 
     with pytest.MonkeyPatch.context() as patch:
+        grow = cache.grow
+        patch.setattr(ResponseCache, "grow", lambda _: None)  # of the maintenance thread
         patch.setattr(type(memory), "reserve", deny)
         assert cache.put(b"key", (), ("m", "1"), outcome(LARGE)) == 0
-        cache.grow()  # or the maintenance thread has
+        grow()
     assert asked == [LARGE.nbytes]
     # A later caller finds the entry made once memory is free
     until(lambda: cache.put(b"key", (), ("m", "1"), outcome(LARGE)) > 0, "none is made for it")

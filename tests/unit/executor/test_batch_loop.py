@@ -451,19 +451,17 @@ def test_what_is_cancelled_before_it_began_never_runs(rig: Rig) -> None:
 
 
 def test_a_small_batch_waits_for_company(rig: Rig) -> None:
-    delay_s = 0.3
-    batching = BatchingEntry(max_queue_delay_microseconds=int(delay_s * 1e6))
-    gate = Gate(doubled)
-    gate.open.release(100)
-    clients = Clients(rig, spec_of(batching, max_batch_size=2), gate, block=False)
-    begun = time.monotonic()
-    clients.ask(0, rows(1))
-    clients.finish()
-    assert time.monotonic() - begun >= delay_s
-    clients.ask(1, rows(1))
-    clients.ask(2, rows(1))
-    clients.finish()
-    assert gate.rows == [[1], [1, 1]]
+    for delay_s, requests in ((0.3, 1), (20.0, 2)):
+        batching = BatchingEntry(max_queue_delay_microseconds=int(delay_s * 1e6))
+        gate = Gate(doubled)
+        gate.open.release(100)
+        clients = Clients(rig, spec_of(batching, max_batch_size=2), gate, block=False)
+        begun = time.monotonic()
+        for number in range(requests):
+            clients.ask(number, rows(1))
+        clients.finish()
+        assert gate.rows == [[1] * requests]
+        assert requests > 1 or time.monotonic() - begun >= delay_s
 
 
 def test_urgent_requests_run_first(rig: Rig) -> None:

@@ -107,7 +107,7 @@ def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> Non
         lane.send(request(1, floats(7), credit=2))
         answers = [lane.receive() for _ in range(2)]
         assert silent(lane)
-        assert teller.sent == 2, "the model waits"
+        wait_until(lambda: teller.sent == 2, "the model waits")
         lane.send(LaneCredit(1, 1))
         answers.append(lane.receive())
         assert silent(lane)
@@ -222,7 +222,7 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(rig_wi
 def test_streams_have_deadlines_as_a_whole(rig: Rig, teller: Teller) -> None:
     with lane_to(rig) as lane:
         for number in (-1, -2):
-            lane.send(request(1, floats(number), credit=1, timeout_ns=500_000_000))
+            lane.send(request(1, floats(number), credit=1, timeout_ns=1_500_000_000))
             last = lane.receive()
             while not last.final:
                 lane.send(LaneCredit(1, 1))
@@ -357,7 +357,7 @@ def test_streams_go_on_while_another_request_is_read(rig: Rig, monkeypatch) -> N
     def slow(frontend: Any, message: Execute) -> Any:
         if message.request == 2:
             reading.set()
-            in_time.append(go_on.wait(5))
+            in_time.append(go_on.wait(30))
         return read(frontend, message)
 
     monkeypatch.setattr(workspace, "read", slow)

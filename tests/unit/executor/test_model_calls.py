@@ -340,6 +340,7 @@ def test_calls_are_bounded_and_close_cancels_them(rig: Rig, calls: ModelCalls) -
     with pytest.raises(QueueFull, match="3 calls under way"):
         calls.begin(call(), [])
     assert gate.running.wait(30)
+    wait_until(lambda: rig.executors[0].loop.queued == 2, "the others do not wait")
     calls.close()
     for future in waiting:
         with pytest.raises(Cancelled):

@@ -134,7 +134,7 @@ def test_what_never_began_is_refused_with_what_would_have_begun_it(rig, threads)
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
-    first = threads.submit(ask, rig, entry, 2, "start", 1.0)
+    first = threads.submit(ask, rig, entry, 2, "start", 2.0)
     until(lambda: loop.queued == 1, "it does not wait")
     second = threads.submit(ask, rig, entry, 2, "end")
     with pytest.raises(DeadlineExceeded):

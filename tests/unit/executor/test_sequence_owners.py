@@ -98,7 +98,7 @@ def test_an_error_names_the_id_that_the_client_knows(rig: Rig, threads: ThreadPo
     entry = rig.serve(Tally(), spec=spec_of(slots=1))
     loop = rig.executors[0].loop
     add(rig, entry, 1, 5, 1, "start")
-    first = threads.submit(add, rig, entry, 2, 5, 1, "start", timeout_s=1.0)
+    first = threads.submit(add, rig, entry, 2, 5, 1, "start", timeout_s=2.0)
     until(lambda: loop.queued == 1, "it does not wait")
     second = threads.submit(add, rig, entry, 2, 5, 1, "end")
     with pytest.raises(DeadlineExceeded):

@@ -165,8 +165,8 @@ def test_a_family_that_the_collector_finds_while_metrics_change(published: Publi
         lost = [MetricFamily(f"lost{number}", "", GAUGE)]
         lost[0].Metric().set(1)
         lost.append(lost)  # type: ignore[arg-type]
-        del lost
         with published.metrics._lock:
+            del lost
             gc.collect()
             assert f"lost{number}" in published.families()
         metric.increment(1)
