@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.crash.faults import stopped
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
 from tests.running_server import wait_until
@@ -183,10 +184,11 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
         assert own.infer("plus_one", document)[0] == 200
         broken.touch()
-        status, answer = own.infer("plus_one", document)
+        with stopped(*own.pids("supervisor")):  # the next executor must find a sound device
+            status, answer = own.infer("plus_one", document)
+            broken.unlink()
         assert status == 500
         assert "cudaErrorIllegalAddress" in answer["error"]
-        broken.unlink()
         wait_until(lambda: own.pids("executor") not in ([], [first]), "no new executor")
         own.wait_instances()
         assert own.infer("plus_one", document)[0] == 200
