@@ -1,7 +1,7 @@
 """Clients' GPU memory through a real server with all processes, on the fake or a real driver."""
 
+import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,11 +65,14 @@ def device_memory(server: Server) -> int:
 
 
 def _foreign_memory(pid: int) -> int:
-    """Return the mappings without a descriptor. A process has descriptors of its own memory, which
-    CuPy may keep."""
-    mapped = Path(f"/proc/{pid}/maps").read_text().count("memfd:fakecuda")
-    descriptors = Path(f"/proc/{pid}/fd").iterdir()
-    return mapped - sum("memfd:fakecuda" in os.readlink(path) for path in descriptors)
+    """Return the mapped memory without a descriptor. A process has descriptors of its own memory,
+    which CuPy may keep."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    mapped = {line.split()[4] for line in maps if "memfd:fakecuda" in line}  # inodes
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            mapped.discard(str(path.stat().st_ino))
+    return len(mapped)
 
 
 def regions(server: Server) -> list[str]:
