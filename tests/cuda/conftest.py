@@ -84,16 +84,15 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 
     Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before requesting this fixture (``getfixturevalue``).
     """
+    monkeypatch.setattr(nvml, "_library", nvml._Library())
+    monkeypatch.setattr(nvml, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(gpus, "_cache", gpus._Cache())
     if standin.active():
-        monkeypatch.setattr(nvml, "_library", nvml._Library())
-        monkeypatch.setattr(gpus, "_cache", gpus._Cache())
         yield from _over_the_standin(monkeypatch)
         return
     # later loads find the library by its name, "libcuda.so.1"
     ctypes.CDLL(str(fake.libcuda(compiled)))
     monkeypatch.syspath_prepend(fake.FOLDER)
-    monkeypatch.setattr(nvml, "_library", nvml._Library())
-    monkeypatch.setattr(gpus, "_cache", gpus._Cache())
     _forget()
     cupy = importlib.import_module("cupy")
     yield cupy

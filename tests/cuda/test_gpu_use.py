@@ -29,6 +29,8 @@ def _unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(nvml, "_library", nvml._Library())
     monkeypatch.setattr(nvml, "_calling", threading.Lock())
+    monkeypatch.setattr(nvml, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(gpu_use, "FRESH_S", 60.0)
     yield
     _forget()
 

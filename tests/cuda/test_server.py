@@ -1,7 +1,7 @@
 """Clients' GPU memory through a real server with all processes, on the fake or a real driver."""
 
+import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.crash.faults import stopped
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
 from tests.running_server import wait_until
@@ -64,11 +65,14 @@ def device_memory(server: Server) -> int:
 
 
 def _foreign_memory(pid: int) -> int:
-    """Return the mappings without a descriptor. A process has descriptors of its own memory, which
-    CuPy may keep."""
-    mapped = Path(f"/proc/{pid}/maps").read_text().count("memfd:fakecuda")
-    descriptors = Path(f"/proc/{pid}/fd").iterdir()
-    return mapped - sum("memfd:fakecuda" in os.readlink(path) for path in descriptors)
+    """Return the mapped memory without a descriptor. A process has descriptors of its own memory,
+    which CuPy may keep."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    mapped = {line.split()[4] for line in maps if "memfd:fakecuda" in line}  # inodes
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            mapped.discard(str(path.stat().st_ino))
+    return len(mapped)
 
 
 def regions(server: Server) -> list[str]:
@@ -183,10 +187,11 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
         assert own.infer("plus_one", document)[0] == 200
         broken.touch()
-        status, answer = own.infer("plus_one", document)
+        with stopped(*own.pids("supervisor")):  # the next executor must find a sound device
+            status, answer = own.infer("plus_one", document)
+            broken.unlink()
         assert status == 500
         assert "cudaErrorIllegalAddress" in answer["error"]
-        broken.unlink()
         wait_until(lambda: own.pids("executor") not in ([], [first]), "no new executor")
         own.wait_instances()
         assert own.infer("plus_one", document)[0] == 200

@@ -132,7 +132,7 @@ def test_blocks_are_tainted_at_any_moment() -> None:
     with memory._lock:
         thread = threading.Thread(target=memory.taint, args=([block],))
         thread.start()
-        thread.join(5)
+        thread.join(60)
         waits = thread.is_alive()
     thread.join()
     assert not waits
