@@ -12,7 +12,6 @@ from shmserve.shm import segment as segments
 from shmserve.shm.segment import Mapping, Segment, sweep
 from tests.running_server import open_fds
 
-
 EPOCH = f"{os.getpid():08x}"  # servers and other tests make segments meanwhile
 
 
