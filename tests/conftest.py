@@ -19,7 +19,9 @@ from tests.servers import Server, only
 HERE = Path(__file__).parent
 
 # A slow example is a busy machine's: no test asserts a maximum time.
-hypothesis.settings.register_profile("shmserve", deadline=None)
+hypothesis.settings.register_profile(
+    "shmserve", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("shmserve")
 
 

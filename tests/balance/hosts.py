@@ -141,13 +141,19 @@ class Balancer:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(lambda: os.path.exists(self._admin), "HAProxy does not run", 20)
+        wait_until(self._runs, "HAProxy does not run")
         wait_until(lambda: all(map(self.serves, NAMES)), f"hosts are not up: {self.table()}")
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(WATCHDOG_S)
+
+    def _runs(self) -> bool:
+        try:
+            return bool(self.tell("show info"))
+        except OSError:  # the socket's file is there before HAProxy listens
+            return False
 
     def log(self) -> str:
         return (Path(self._folder) / "haproxy.log").read_text()

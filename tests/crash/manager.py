@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from shmserve.transport.processes import adopt_orphans, has_ended, pidfd_open
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
@@ -176,8 +175,3 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         key, _, value = line.partition("=")
         yield key, value
-
-
-def names_in_shm() -> set[str]:
-    """Return the names in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").iterdir()}

@@ -39,7 +39,7 @@ from tests.crash.load import (
     Verdict,
     outputs_of,
 )
-from tests.crash.manager import Manager, names_in_shm
+from tests.crash.manager import Manager
 from tests.crash.region_load import RegionClient
 from tests.crash.reload import lost, repository
 from tests.running_server import RunningServer, binary_request, open_fds, wait_until
@@ -215,7 +215,7 @@ def drill(
     restarts: int, reloads: int, folder: Path, short: bool = False, show_log: bool = False
 ) -> list[str]:
     """Run the whole drill and return the problems."""
-    before, fds = names_in_shm(), open_fds(os.getpid())
+    fds = open_fds(os.getpid())
     server = RunningServer(
         repository(folder / "models"),
         http_workers=2,
@@ -245,11 +245,6 @@ def drill(
         raise
     finally:
         server.kill_all()
-    left += [
-        f"/dev/shm/{name}"
-        for name in names_in_shm() - before
-        if "shmserve" in name or "load-" in name
-    ]
     if (more := open_fds(os.getpid()) - fds) > 0:
         left.append(f"{more} descriptors of this process")
     print(json.dumps({"step": "all", **counted(steps.verdict), "left": left, "wrong": steps.wrong}))

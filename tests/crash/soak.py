@@ -91,8 +91,10 @@ def _added(rows: list[dict[str, float]]) -> dict[str, Any]:
 def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict, list[Sample]]:
     """Run load for `seconds`, with samples. The last samples are of the idle server."""
     server.wait_instances()
-    begun, samples = time.monotonic(), []
+    samples: list[Sample] = []
     with Load(server, 4, SIZES, more=(GrpcClient, RegionClient)) as verdict:
+        wait_until(lambda: not verdict.silent(), "no answers over each door")
+        begun = time.monotonic()
         while (second := time.monotonic() - begun) < seconds:
             samples += sample(server, second)
             time.sleep(every_s)

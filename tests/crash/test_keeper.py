@@ -83,13 +83,14 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
         (master,) = server.pids("master")
         wait_until(lambda: parent_of(master) == keeper, "the keeper has not adopted the master")
 
-        workers = server.pids("http worker")
         os.kill(keeper, signal.SIGTTIN)
         wait_until(lambda: len(server.pids("http worker")) == 2, "SIGTTIN is not heard")
         os.kill(keeper, signal.SIGTTOU)
         wait_until(lambda: len(server.pids("http worker")) == 1, "SIGTTOU is not heard")
+        workers = server.pids("http worker")
         os.kill(keeper, signal.SIGHUP)
-        wait_until(lambda: not set(workers) & set(server.pids("http worker")), "SIGHUP is not")
+        wait_until(lambda: server.pids("http worker") not in ([], workers), "SIGHUP is not heard")
+        wait_until(lambda: len(server.pids("http worker")) == 1, "the old worker stays")
         os.kill(keeper, signal.SIGUSR1)
         server.wait_log("Handling signal: usr1")
         assert server.pids("master") == [master]

@@ -36,7 +36,8 @@ def nowhere(monkeypatch, tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SHMSERVE_HTTP_BIND", f"127.0.0.1:{unused.getsockname()[1]}")
-    monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path / "run"))
+        monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path / "run"))
+        yield  # nobody else gets the port meanwhile
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -40,9 +40,17 @@ def balancer(tmp_path, settings):
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    made = Balancer(str(tmp_path / "h.sock"))
+
+    def answers() -> bool:
+        try:
+            return bool(made.ask(["show info"]))
+        except Unavailable:  # the socket's file is there before HAProxy listens
+            return False
+
     try:
-        wait_until((tmp_path / "h.sock").exists, "the balancer has no socket")
-        yield Balancer(str(tmp_path / "h.sock"))
+        wait_until(answers, "the balancer does not answer")
+        yield made
     finally:
         process.terminate()
         process.wait(20)

@@ -31,6 +31,7 @@ from shmserve.shm.metrics_area import MetricsArea
 from shmserve.shm.replaced_file import ReplacedFile
 from shmserve.shm.status_page import COUNTERS, DEPTH, SIZE
 from shmserve.transport.channel import close_all
+from tests.running_server import open_fds
 
 SUPERVISOR = "supervisor-1"
 
@@ -141,10 +142,10 @@ class World:
 @pytest.fixture
 def world(tmp_path):
     made = World(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds(os.getpid())
     yield made
     made.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_fds(os.getpid()) <= before
 
 
 def test_pages_of_all_processes_add_up(world: World) -> None:

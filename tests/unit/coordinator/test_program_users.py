@@ -17,7 +17,7 @@ from shmserve.protocol.control import client_messages as wire
 from shmserve.transport import deferred_close
 from shmserve.transport.trust import peer_credentials
 from tests.integration.lane_client import Connection, connected
-from tests.running_server import wait_until
+from tests.running_server import open_fds, wait_until
 
 NOT_SEALED = "the descriptor must be a memfd sealed with F_SEAL_SHRINK and F_SEAL_GROW"
 
@@ -34,6 +34,7 @@ def test_a_user_whose_descriptors_are_stuck_is_alone(tmp_path: Path, monkeypatch
     monkeypatch.setattr(deferred_close, "_close", slow_close)
     monkeypatch.setattr(deferred_close, "_STUCK_S", 0.0)
     monkeypatch.setattr(peer_credentials, "caller_of", lambda sock: Caller(next(uids)))
+    before = open_fds(os.getpid())
     pipe = os.pipe()
     with selectors.DefaultSelector() as selector:
         served = ClientSocket(Settings(client_socket=path), none, none, selector)
@@ -66,6 +67,7 @@ def test_a_user_whose_descriptors_are_stuck_is_alone(tmp_path: Path, monkeypatch
         served.serve(False)
         for fd in pipe:
             os.close(fd)
+    wait_until(lambda: open_fds(os.getpid()) <= before, "later tests count descriptors")
 
 
 def test_refused_connections_do_not_pile_up(tmp_path: Path, monkeypatch) -> None:

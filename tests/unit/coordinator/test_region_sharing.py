@@ -1,6 +1,5 @@
 """Two generations' coordinators know the same regions."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -243,7 +242,6 @@ sys.stdin.read()
 
 def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(tmp_path, new) -> None:
     """The next master takes the lock at once."""
-    gc.collect()  # closes descriptors left by earlier tests
     before = open_fds(os.getpid())
     command = [sys.executable, "-c", WITH_LOCK, str(tmp_path)]
 

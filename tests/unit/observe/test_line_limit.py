@@ -96,7 +96,7 @@ def test_texts_with_values_in_them_are_bounded_too(log: Log) -> None:
 
 
 PROGRAM = """
-import logging, sys, time
+import logging, sys, threading
 from shmserve.errors import Unavailable
 from shmserve.frontends.request_ids import log_failure
 from shmserve.observe import line_limit, log_output, logs
@@ -104,9 +104,9 @@ logs.setup("http worker 1", "info", sys.argv[1])
 line_limit._TELL_S = float(sys.argv[2])
 for number in range(1200):
     log_failure(logging.getLogger("shmserve.http"), "GET /x", f"id-{number}", Unavailable("no"))
-give_up = time.monotonic() + 30 * (sys.argv[3] == "waits")
-while logs.limit.telling is not None and time.monotonic() < give_up:
-    time.sleep(0.01)
+for thread in threading.enumerate():
+    if isinstance(thread, threading.Timer) and sys.argv[3] == "waits":
+        thread.join(30)
 logging.getLogger("shmserve.http").info("the end")
 log_output.end()
 """

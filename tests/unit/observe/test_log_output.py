@@ -223,7 +223,8 @@ log.error("one"); log.error("two")
 if os.fork() == 0:
     logs.setup("supervisor", "info")
     log_output.receive(log_output.relayed_to())
-    time.sleep(0.5)
+    while "two" not in open("/proc/self/fd/2").read():
+        time.sleep(0.01)
     log.error("received")
     log_output.end()
     os._exit(0)

@@ -17,6 +17,7 @@ from shmserve.errors import (
 from shmserve.protocol.control.data_messages import Descriptor
 from shmserve.shm.arena import ArenaMemory
 from tests.no_descriptors import no_descriptors
+from tests.running_server import open_fds
 from tests.unit.rig import Unlimited
 
 
@@ -113,13 +114,13 @@ def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(memo
     with no_descriptors(but=1), pytest.raises(Unavailable, match="too many open files"):
         memory.offers(segments, known)
     assert known == set()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds(os.getpid())
     offers, fds = memory.offers(segments, known)
     assert [offer.segment for offer in offers] == segments
     assert known == set(segments)
     for fd in fds:
         os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds(os.getpid()) == before
 
 
 def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(memory) -> None:

@@ -107,7 +107,7 @@ def test_readers_see_whole_directories_while_they_change(page: StatusPage, reade
     thread.start()
     seen = 0
     try:
-        for _ in range(2000):
+        while seen < 200:
             try:
                 found = values(reader)
             except UnreadableMessage:
@@ -117,4 +117,3 @@ def test_readers_see_whole_directories_while_they_change(page: StatusPage, reade
     finally:
         over.set()
         thread.join()
-    assert seen

@@ -58,7 +58,7 @@ def test_the_exporter_has_time_after_a_drain_that_took_all_of_its(tmp_path, kill
         command = [sys.executable, "-c", SUPERVISOR, str(run_dir), str(told)]
         supervisor = subprocess.Popen(command, stderr=file)
     try:
-        wait_until(lambda: told.exists() and told.read_text().endswith(" "), "an exporter", 20)
+        wait_until(lambda: told.exists() and told.read_text().endswith(" "), "an exporter")
         pid = told.read_text().strip()
         supervisor.terminate()
         if killed:

@@ -117,7 +117,8 @@ def kept(
         yield made
     finally:
         for pid in (*made.children(), made.pid) if made.process.poll() is None else ():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
         made.process.wait()
         made.process.stdout.close()
 
@@ -267,9 +268,13 @@ def test_a_second_signal_to_end_ends_what_is_left_at_once() -> None:
 
 def test_a_master_that_leaves_for_the_background_is_an_error() -> None:
     script = """
+waits, told = os.pipe()
 if os.fork():
+    os.read(waits, 1)
     os._exit(0)
-serve("daemon", print)
+print("daemon", os.getpid(), flush=True)
+os.write(told, b"x")
+signal.pause()
 """
     with kept(script, last_s=0.5) as keeper:
         daemon = keeper.master()
@@ -343,7 +348,7 @@ def test_a_master_that_gives_no_sign_of_life_is_killed(tmp_path: Path) -> None:
     (tmp_path / "g5").mkdir()
     (tmp_path / "serving").symlink_to("g5")
     script = SILENT.replace("sys.argv[1]", repr(str(tmp_path / "g5")))
-    with kept(script + "beats(20)", run_dir=tmp_path, limit_s=0.4) as keeper:
+    with kept(script + "beats(40)", run_dir=tmp_path, limit_s=1.5) as keeper:
         keeper.master()
         assert keeper.says() == "shmserve: the main process gives no sign of life: killing it"
         assert keeper.process.wait() == 128 + signal.SIGKILL

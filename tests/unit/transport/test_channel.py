@@ -9,6 +9,7 @@ import pytest
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
 from shmserve.transport.channel import MAX_FDS, MAX_MESSAGE, Channel, accept, listen
 from tests.no_descriptors import no_descriptors
+from tests.running_server import open_fds
 
 Pair = tuple[Channel, Channel]
 
@@ -63,11 +64,11 @@ def test_an_overlong_message_of_a_peer_is_refused() -> None:
 
 def test_too_many_fds_are_refused_and_none_leaks(pair: Pair) -> None:
     read, write = os.pipe()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds(os.getpid())
     pair[0].send(b"x", [read] * (MAX_FDS + 2))
     with pytest.raises(ProtocolViolation):
         pair[1].receive()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds(os.getpid()) == before
     os.close(read)
     os.close(write)
 

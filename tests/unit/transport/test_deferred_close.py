@@ -27,9 +27,9 @@ def test_one_that_waits_for_ever_stops_the_intake(monkeypatch) -> None:
     it.close(range(1000, 1100))
     assert not it.stuck, "a burst, before the thread had its turn, is none"
     it.close(range(1100, 1300))
-    wait_until(lambda: it.stuck, "it is stuck", 10)
+    wait_until(lambda: it.stuck, "it is stuck")
     may_end.set()
-    wait_until(lambda: not it.stuck, "it goes on", 10)
+    wait_until(lambda: not it.stuck, "it goes on")
 
 
 def test_descriptors_that_came_before_the_threads_turn_are_not_stuck(monkeypatch) -> None:

@@ -43,7 +43,7 @@ class Coordinator:
 
     def come(self) -> None:
         self.listener = listen(self.path)
-        self.listener.settimeout(10)
+        self.listener.settimeout(30)
 
     def go_away(self) -> None:
         """Disappear as if killed; no process can connect until another coordinator exists."""
@@ -64,7 +64,7 @@ class Coordinator:
         self.channel.send(messages.encode(message))
 
     def receive(self):
-        data, _ = self.channel.receive(10.0)
+        data, _ = self.channel.receive(30.0)
         return messages.decode_to_coordinator(data)
 
     def close(self) -> None:
@@ -152,12 +152,12 @@ def in_thread(act):
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_grant_waits_for_its_answer(coordinator, process, answer):
     coordinator.accept()
-    thread, answers = in_thread(lambda: process.link.grant(64, 10.0))
+    thread, answers = in_thread(lambda: process.link.grant(64, 30.0))
     grant = coordinator.receive()
     assert grant == Grant(grant.ticket, 64)
     coordinator.send(Granted(grant.ticket + 1, True))  # another process's ticket
     coordinator.send(Granted(grant.ticket, answer, "why"))
-    thread.join(10)
+    thread.join(30)
     assert answers == [answer]
 
 
@@ -183,7 +183,7 @@ def test_a_coordinator_is_looked_for_at_a_part_of_the_time_that_it_is_away():
 
 def test_it_reconnects_and_asks_again(coordinator, process):
     coordinator.accept()
-    thread, answers = in_thread(lambda: process.link.grant(64, 10.0))
+    thread, answers = in_thread(lambda: process.link.grant(64, 30.0))
     assert isinstance(coordinator.receive(), Grant)
     coordinator.go_away()  # before it answered
     wait_until(lambda: not process.link.connected, "the end")
@@ -195,7 +195,7 @@ def test_it_reconnects_and_asks_again(coordinator, process):
     grant = coordinator.receive()
     assert grant == Grant(grant.ticket, 64)
     coordinator.send(Granted(grant.ticket, True))
-    thread.join(10)
+    thread.join(30)
     assert answers == [True]
 
 
@@ -236,7 +236,7 @@ def test_closing_before_there_was_a_connection_still_sends_what_is_left(run_dir,
     coordinator = Coordinator(run_dir)
     coordinator.accept()
     assert coordinator.receive() == LoadFailed("m/1/0", "too soon")
-    closing.join(10)
+    closing.join(30)
     assert not closing.is_alive()
     coordinator.close()
 
@@ -289,7 +289,7 @@ def test_a_store_of_many_descriptors_is_handed_over_without_copies_of_all(
     numbers: list[int] = []
     more = True
     while more:
-        data, fds = coordinator.channel.receive(10.0)
+        data, fds = coordinator.channel.receive(30.0)
         message = messages.decode_to_coordinator(data)
         numbers += message.numbers
         more = message.more

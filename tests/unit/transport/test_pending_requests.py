@@ -41,11 +41,11 @@ def link(tmp_path, coordinator):
 
 
 def test_an_answer_brings_its_fd(link, coordinator):
-    thread, results = in_thread(lambda: link.ask(lambda ticket, _: NeedRegion(ticket, 5), 10.0))
+    thread, results = in_thread(lambda: link.ask(lambda ticket, _: NeedRegion(ticket, 5), 30.0))
     question = coordinator.receive()
     read, write = os.pipe()
     coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
-    thread.join(10)
+    thread.join(30)
     [(answer, [fd])] = results
     assert answer == RegionGiven(question.ticket)
     os.write(fd, b"x")
@@ -58,14 +58,14 @@ def test_questions_are_asked_again(link, coordinator):
     def make(ticket, again):
         return UnregisterRegions(ticket, "again" if again else "first", 0)
 
-    thread, results = in_thread(lambda: link.ask(make, 10.0))
+    thread, results = in_thread(lambda: link.ask(make, 30.0))
     assert coordinator.receive().name == "first"
     coordinator.channel.close()
     coordinator.accept()
     question = coordinator.receive()
     assert question.name == "again"
     coordinator.send(RegionAnswer(question.ticket))
-    thread.join(10)
+    thread.join(30)
     assert results[0][0].error_code == ""
 
 
@@ -82,7 +82,7 @@ def test_late_answers_leave_nothing_open(link, coordinator):
 
 def test_what_is_too_long_to_ask_is_refused_and_never_asked_again(link, coordinator):
     with pytest.raises(ProtocolViolation, match="too long"):
-        link.ask(lambda ticket, _: UnregisterRegions(ticket, "x" * 200_000, 0), 10.0)
+        link.ask(lambda ticket, _: UnregisterRegions(ticket, "x" * 200_000, 0), 30.0)
     coordinator.channel.close()
     coordinator.accept()
     coordinator.send(AskStats(1, "x"))
@@ -92,7 +92,7 @@ def test_what_is_too_long_to_ask_is_refused_and_never_asked_again(link, coordina
 def test_fds_go_both_ways(link, coordinator):
     read, write = os.pipe()
     link.send(StoredRegions((7,)), [write])
-    data, [fd] = coordinator.channel.receive(10.0)
+    data, [fd] = coordinator.channel.receive(30.0)
     assert messages.decode_to_coordinator(data) == StoredRegions((7,))
     coordinator.channel.send(messages.encode(StoreRegions((8,))), [fd])
     wait_until(lambda: link.stored, "the fd")
