@@ -53,7 +53,7 @@ def problem(instance: Instance, settings: Settings) -> tuple[str, list[str]]:
 def _tried(
     instance: Instance, environment: Environment | None, settings: Settings
 ) -> tuple[str, list[str]]:
-    command, lock = [sys.executable, "-m", _MODULE], -1
+    command, lock = [sys.executable, "-P", "-m", _MODULE], -1
     timeout_s = settings.load_timeout_s
     try:
         if environment is not None:
