@@ -86,7 +86,9 @@ def code_problem(folder: Path) -> str:
             with warnings.catch_warnings(action="ignore"):
                 compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         except SyntaxError as ex:
-            return f"{path}, line {ex.lineno}: {ex.msg}"
+            # a model of one file is a link in a temporary folder
+            shown = os.path.realpath(path) if path.is_symlink() else path
+            return f"{shown}, line {ex.lineno or 1}: {ex.msg}"
         except (OSError, ValueError) as ex:
             return f"{path}: {ex}"
     return ""
