@@ -86,7 +86,7 @@ def code_problem(folder: Path) -> str:
             with warnings.catch_warnings(action="ignore"):
                 compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         except SyntaxError as ex:
-            # a model of one file is a link in a temporary folder
+            # the link of a served file is temporary
             shown = os.path.realpath(path) if path.is_symlink() else path
             return f"{shown}, line {ex.lineno or 1}: {ex.msg}"
         except (OSError, ValueError) as ex:

@@ -15,7 +15,7 @@ from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans, undo_parents_state
 
 _NAME = "gunicorn.conf.py"
-# -P: in the folder of a model, `queue.py` is the model, and not Python's module
+# -P: a file `queue.py` in the working directory may be a model
 _PYTHON = (sys.executable, "-P", "-m")
 # gunicorn enters the directory by path
 _DIRECTORY = "the working directory has been removed or is closed to this user: start in another"
