@@ -156,6 +156,9 @@ class RunningServer:
         # A process that sets its title may overwrite its environment, which `processes` searches.
         self.environ["SPT_NOENV"] = "1"
         self.environ.update(environ or {})
+        # processes of the server do not import from the working directory
+        path = (self.environ.get("PYTHONPATH", ""), str(ROOT))
+        self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         # the client's context, if the server has TLS for HTTP
         self.tls: ssl.SSLContext | None = None
         self.master: subprocess.Popen[bytes] | None = None

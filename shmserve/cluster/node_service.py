@@ -159,7 +159,7 @@ class NodeService:
             self._launches += 1
             self._grpc_up = False
         return subprocess.Popen(
-            [sys.executable, "-m", "shmserve.cluster.service_child", str(os.getpid())],
+            [sys.executable, "-P", "-m", "shmserve.cluster.service_child", str(os.getpid())],
             env=self._environment(),
             stdin=subprocess.DEVNULL,
         )

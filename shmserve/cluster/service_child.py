@@ -17,7 +17,7 @@ def main() -> None:
     end_with_parent(signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # the parent ended before the kernel began to watch
         sys.exit(1)
-    os.execv(sys.executable, [sys.executable, "-m", "shmserve", "serve"])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "shmserve", "serve"])
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ import numpy as np
 from msgspec import Struct, field
 
 from shmserve.core.scheduling.sequence_names import SequenceName
-from shmserve.errors import ConfigError, ShmserveError
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor import custom_metrics
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
+from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
 
 CPU = "cpu"
@@ -163,6 +164,16 @@ class Output(Struct, frozen=True):
     name: str
     datatype: str
     array: Any
+
+    def elements(self) -> list[bytes]:
+        """Return the elements of a BYTES output. Raise Internal for elements that are neither bytes
+        nor Unicode text."""
+        try:
+            return bytes_codec.to_bytes(self.array.ravel().tolist())
+        except InvalidArgument as ex:
+            raise Internal(f"output '{self.name}': {ex.message}") from None
+        except (TypeError, AttributeError):
+            raise Internal(f"output '{self.name}' has an element that is no bytes or str") from None
 
 
 class Response(Struct, frozen=True):

@@ -25,6 +25,11 @@ _FOLDER = "environments"
 _DONE = b"complete"
 _MOST_FILES = 1_000_000
 _AGAIN_S = 0.1
+# LookupError: a link to a member that is missing; RecursionError: folders in folders
+_MALFORMED = (
+    *(tarfile.TarError, EOFError, ValueError, OverflowError),
+    *(LookupError, RecursionError),
+)
 
 
 def folder_in(cache_dir: str) -> str:
@@ -111,7 +116,7 @@ def _fill(folder: str, pack: str, most: int, until: float) -> None:
     except tarfile.FilterError as ex:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"the pack has a harmful member: {ex}") from None
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as ex:
+    except _MALFORMED as ex:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(f"the pack is not an archive of tar ({ex})") from None
     except BaseException:

@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.log_fd >= 0:
         log_output.receive(arguments.log_fd)
     run_dir = config.run_dir(settings)
-    python = [sys.executable, "-m"]
+    python = [sys.executable, "-P", "-m"]
     commands = Commands(
         coordinator=[*python, "shmserve.coordinator"],
         executor=[*python, "shmserve.executor.process"],

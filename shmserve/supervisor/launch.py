@@ -69,7 +69,7 @@ _PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier servic
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
 _BEAT_S = 1.0
-SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
+SUPERVISOR = [sys.executable, "-P", "-m", "shmserve.supervisor"]  # command
 # Variables for the master only: by these, another process would take the master's sockets or
 # report in the master's name.
 _MASTER_ONLY = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from shmserve import client
-from tests.servers import SMALL, Server, only
+from tests.servers import SMALL, Server, completed, only
 from tests.unit.frontends.key_files import KEY, one_key
 
 ROWS = """
@@ -83,6 +84,19 @@ def test_a_file_on_arrays(tmp_path: Path) -> None:
         while server.infer("scaled", rows_request([[1, 2, 3]]))[1]["outputs"][0]["data"][0] != 5:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_file_with_the_name_of_a_module_in_the_working_directory(tmp_path: Path) -> None:
+    code = "def double(number: int) -> int: return 2 * number"
+    one_file(tmp_path, code, "queue.py")
+    (tmp_path / "asyncio.py").write_text("raise ImportError")
+    # as the script `shmserve`, which does not import from there either
+    begin = ("env", "-C", str(tmp_path), "sh", "-c", 'exec "$0" -P "$@"')
+    with served(Path("queue.py"), within=begin) as server:
+        assert server.post("/models/queue", {"number": 3}) == (200, 6)
+    words = (sys.executable, "-P", "-m", "shmserve", "check", "queue.py", "--load")
+    done = completed(*words, cwd=tmp_path, environ=server.environ)
+    assert "ok    model queue version 1" in done.stdout, done.stdout + done.stderr
 
 
 STREAM = """

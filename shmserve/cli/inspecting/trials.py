@@ -45,7 +45,7 @@ class Trial:
         source.write(input_bytes)
         source.seek(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shmserve.cuda.device_trials", part],
+            [sys.executable, "-P", "-m", "shmserve.cuda.device_trials", part],
             env=dict(environ),
             stdin=source if input_bytes else subprocess.PIPE,
             stdout=self._output,

@@ -53,7 +53,7 @@ def problem(instance: Instance, settings: Settings) -> tuple[str, list[str]]:
 def _tried(
     instance: Instance, environment: Environment | None, settings: Settings
 ) -> tuple[str, list[str]]:
-    command, lock = [sys.executable, "-m", _MODULE], -1
+    command, lock = [sys.executable, "-P", "-m", _MODULE], -1
     timeout_s = settings.load_timeout_s
     try:
         if environment is not None:
@@ -86,7 +86,9 @@ def code_problem(folder: Path) -> str:
             with warnings.catch_warnings(action="ignore"):
                 compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         except SyntaxError as ex:
-            return f"{path}, line {ex.lineno}: {ex.msg}"
+            # the link of a served file is temporary
+            shown = os.path.realpath(path) if path.is_symlink() else path
+            return f"{shown}, line {ex.lineno or 1}: {ex.msg}"
         except (OSError, ValueError) as ex:
             return f"{path}: {ex}"
     return ""

@@ -15,6 +15,8 @@ from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans, undo_parents_state
 
 _NAME = "gunicorn.conf.py"
+# -P: a file `queue.py` in the working directory may be a model
+_PYTHON = (sys.executable, "-P", "-m")
 # gunicorn enters the directory by path
 _DIRECTORY = "the working directory has been removed or is closed to this user: start in another"
 
@@ -26,7 +28,7 @@ def conf_file() -> str:
 
 def command(extra: Sequence[str]) -> list[str]:
     """Return the command to exec, with additional gunicorn options."""
-    program = [sys.executable, "-m", "shmserve.supervisor.foreground"]
+    program = [*_PYTHON, "shmserve.supervisor.foreground"]
     return [*program, "-c", conf_file(), *extra, "shmserve.app"]
 
 
@@ -49,7 +51,7 @@ def main(arguments: argparse.Namespace) -> NoReturn:
         run_dir = config.base_dir(settings)
         given = [f"shmserve: keeper ({run_dir})", run_dir, str(settings.master_silence_s)]
         given.append(shlex.join(_called()))
-        words = [sys.executable, "-m", "shmserve.supervisor.generations.keeper", *given, *words]
+        words = [*_PYTHON, "shmserve.supervisor.generations.keeper", *given, *words]
     os.execv(words[0], words)
 
 

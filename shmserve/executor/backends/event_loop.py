@@ -66,5 +66,5 @@ class Tasks:
 async def _outcome(coroutine: Coroutine[Any, Any, object]) -> Outcome:
     try:
         return await coroutine, None
-    except (Exception, SystemExit) as ex:  # SystemExit would end the loop
+    except BaseException as ex:  # SystemExit would end the loop
         return None, ex

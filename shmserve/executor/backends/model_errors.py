@@ -85,7 +85,8 @@ def from_exception(
     code: Code = Code.INTERNAL,
     purpose: str = "request",
 ) -> ShmserveError:
-    """Return the error to answer with. A `ShmserveError` is returned unchanged.
+    """Return the error to answer with. A `ShmserveError` is returned unchanged, but for a message
+    that is no text, no Unicode, or very long.
 
     Args:
         ex: exception from the model's code.
@@ -96,7 +97,7 @@ def from_exception(
         purpose: use of the GPU memory, for the text of an out-of-memory error.
     """
     if isinstance(ex, ShmserveError):
-        return ex
+        return _sendable(ex)
     text, kind = describe(ex), type(ex).__name__
     shown = (type(ex), ex, _from_model(ex))
     level, frames = (
@@ -104,6 +105,14 @@ def from_exception(
     )
     log.log(level, "%s: %s: %s", what, kind, text.removeprefix(f"{kind}: "), exc_info=frames)
     return from_cuda(ex, purpose) or ModelFailure(text, code)
+
+
+def _sendable(error: ShmserveError) -> ShmserveError:
+    """Return a model's error with a message that an answer can carry, whatever the model gave."""
+    message = getattr(error, "message", None)
+    text = message if isinstance(message, str) else describe(error)
+    is_long = len(text) > 8 * MAX_TEXT
+    return error.reword(one_line(text) if is_long else text.encode(errors="replace").decode())
 
 
 def _from_model(ex: BaseException) -> TracebackType | None:

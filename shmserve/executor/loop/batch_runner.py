@@ -226,7 +226,7 @@ class BatchRunner(Struct, eq=False):
             ready = [member for member in members if not member.has_failed]
             if ready:
                 inferred_ns = self._infer(ready, gathered)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             inferred_ns = time.monotonic_ns()
             self._fail_all(members, ex)
         if self._workspace.devices.opened is not None:

@@ -145,7 +145,7 @@ class RequestRunner:
         except Shrunk as ex:
             self._workspace.regions.shrunk(ex)
             result = self._failed(ex)
-        except (Exception, SystemExit) as ex:  # also an array that cannot be handled
+        except BaseException as ex:  # also an array that cannot be handled
             result = self._failed(as_error(ex))
         if self._devices.opened is not None:
             # An answer may leave only when the GPU has written outputs and read inputs.

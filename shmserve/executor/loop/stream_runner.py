@@ -100,7 +100,7 @@ class StreamRunner:
         try:
             if requests:
                 self._backend.execute(requests)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             return as_error(ex).with_traceback(None)  # a traceback would keep views of inputs
         return None
 

@@ -101,7 +101,7 @@ def main() -> None:
     server, module, *words = sys.argv[1:]
     reason = fault()
     if reason:
-        os.execv(server, [server, "-m", module, *words, "--fault", reason])
+        os.execv(server, [server, "-P", "-m", module, *words, "--fault", reason])
     _enter()
     sys.argv = [module, *words, "--fault", ""]
     status = importlib.import_module(module).main()

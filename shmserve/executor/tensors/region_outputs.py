@@ -34,7 +34,7 @@ class Window(ABC):
     def size_of(self, output: Output) -> int | list[bytes]:
         """Check that an output fits. Return the size in bytes, or elements of a BYTES output."""
         if output.datatype == "BYTES":
-            elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+            elements = output.elements()
             self.check_size(bytes_codec.encoded_size(elements))
             return elements
         nbytes = int(output.array.nbytes)

@@ -274,7 +274,7 @@ class Outputs(Struct, eq=False):
         self._add(output, slot, 0, array.nbytes)
 
     def _encode(self, output: Output) -> None:
-        elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+        elements = output.elements()
         if bytes_codec.encoded_size(elements) < self._request.inline_bytes:
             self._inline(output, bytes_codec.encode(elements))
             return

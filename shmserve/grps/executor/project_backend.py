@@ -53,7 +53,7 @@ class GrpsBackend:
         os.chdir(project.root)  # paths in a project's files and code are relative to the project
         try:
             self._models = ProjectModels(project)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             raise from_load(ex, log, context.instance) from ex
         self._stream_type = model_parameters.stream_type(spec.parameters)
         self._free = threading.Semaphore(project.max_concurrency)
@@ -106,7 +106,7 @@ class GrpsBackend:
             assert self._models is not None
             result = self._models.run(message, context, name)
             self._finish(context, out, result)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             out.fail(from_exception(ex, log, "infer failed"))
 
     def _message(self, request: Request) -> tuple[object, str]:

@@ -132,6 +132,14 @@ def test_all_folders_are_checked_whichever_are_loaded(check: Check, tmp_path: Pa
     assert (status, lines[-1]) == (1, "FAIL  ready_requires: 'other' is no model of load_models")
 
 
+def test_a_syntax_error_in_a_model_of_one_file_names_that_file(
+    check: Check, tmp_path: Path
+) -> None:
+    (tmp_path / "m.py").write_text("\ndef (")
+    _, lines = check(given=str(tmp_path / "m.py"))
+    assert "FAIL  model m version 1: m.py, line 2: invalid syntax" in lines
+
+
 def test_onnx_files_are_read_without_loading_them(check: Check, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from tests.unit.executor.test_onnx_backend import adder

@@ -99,9 +99,9 @@ def test_show_without_a_server_says_so(tmp_path, monkeypatch, capsys):
 
 def test_serve_becomes_gunicorn_with_our_configuration():
     words = serve.command(["--reload"])
-    assert words[:4] == [sys.executable, "-m", "shmserve.supervisor.foreground", "-c"]
-    assert words[4].endswith("gunicorn.conf.py")
-    assert words[5:] == ["--reload", "shmserve.app"]
+    assert words[:5] == [sys.executable, "-P", "-m", "shmserve.supervisor.foreground", "-c"]
+    assert words[5].endswith("gunicorn.conf.py")
+    assert words[6:] == ["--reload", "shmserve.app"]
 
 
 def test_tables_are_aligned_numbers_to_the_right():

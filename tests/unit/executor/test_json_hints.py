@@ -465,6 +465,16 @@ def test_answers_without_a_json_form(tmp_path: Path) -> None:
     error = failure(ask(model.backend, model.spec, json=np.array([b"{}"], object)))
     assert error.code is Code.INTERNAL
     assert error.message == "the answer has no JSON form: object is not known"
+    code = """
+    from pydantic import field_serializer
+    class Body(BaseModel):
+        x: int
+        @field_serializer("x")
+        def written(self, x: int) -> str: raise ValueError("no /etc/shadow")
+    def f() -> Body: return Body(x=1)
+    """
+    with pytest.raises(Internal, match=r"has no JSON form: .* no <path>$"):
+        Asker(tmp_path, code).ask({})
 
 
 def test_forms(tmp_path: Path) -> None:
@@ -486,6 +496,69 @@ def test_forms(tmp_path: Path) -> None:
     assert model.ask({"image": "/wA="})[0] == "ff00", "base64 in JSON"
     with pytest.raises(InvalidArgument, match=r"^part 'box' of the form: "):
         model.form(("image", b""), ("box", b"{"))
+
+
+def test_titles_and_descriptions_do_not_change_a_hint(tmp_path: Path) -> None:
+    code = """
+    Note = msgspec.Meta(description="what it is for")
+    class Box(msgspec.Struct):
+        left: Annotated[int, Note]
+        image: Annotated[bytes, Note] | None = None
+    def f(box: Annotated[Box, Note]) -> Any: return [box.left, box.image]
+    """
+    model = Asker(tmp_path, code)
+    assert model.ask({"left": 3, "image": "AAAA"}) == [3, "AAAA"], "the object is the body"
+    assert model.schemas.files == ("image",)
+    assert model.form(("left", b"3"), ("image", b"\xff")) == [3, "/w=="]
+    code = (
+        "def f(x: Annotated[int | None, msgspec.Meta(title='t')], y: int = 2) -> Any: return [x, y]"
+    )
+    assert Asker(tmp_path, code).ask({}) == [None, 2], "x is optional"
+
+
+@pytest.mark.parametrize(
+    ("hint", "parts", "value"),
+    [
+        ("str | list[str]", (b"[1",), "[1"),
+        ("str | list[str]", (b"5",), "5"),
+        ("str | list[str]", (b"5", b"a"), ["5", "a"]),
+        ("str | list[str]", (b'["a"]',), ["a"]),
+        ("Pair", (b"[1, 2]",), [1, 2]),
+        ("list[bytes | None]", (b"\xff",), ["/w=="]),
+        ("list[bytearray]", (b"\xff",), ["/w=="]),
+    ],
+)
+def test_parts_of_a_form_for_hints_with_a_choice(
+    tmp_path: Path, hint: str, parts: tuple[bytes, ...], value: Any
+) -> None:
+    code = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: int\n    b: int\n"
+    model = Asker(tmp_path, f"{code}def f(x: {hint}, y: int = 1) -> Any: return x")
+    assert model.form(*(("x", part) for part in parts)) == value
+
+
+@pytest.mark.parametrize("base", ["TypedDict", "NamedTuple"])
+def test_types_that_contain_themselves(tmp_path: Path, base: str) -> None:
+    code = f"""
+    from typing import NamedTuple
+    class Node({base}):
+        size: int
+        inner: "list[Node]"
+    def f(node: Node, more: int = 0) -> Node: return node
+    """
+    node: Any = {"size": 1, "inner": [{"size": 2, "inner": []}]}
+    if base == "NamedTuple":
+        node = [1, [[2, []]]]
+    assert Asker(tmp_path, code).ask({"node": node}) == node
+
+
+def test_batched_above_a_class(tmp_path: Path) -> None:
+    code = """
+    @batched(max_size=4)
+    class F:
+        def predict(self, x: list[int]) -> list[int]: return x
+    """
+    model = Asker(tmp_path, code)
+    assert (model.spec.max_batch_size, model.backend.batching) == (4, BatchForm.LISTED)
 
 
 def test_streams(tmp_path: Path) -> None:
@@ -570,9 +643,9 @@ def test_the_request_beside_values(tmp_path: Path) -> None:
     [
         (
             "class A: pass\ndef f(x: A) -> int: ...",
-            "JSON has no form for a hint .*write plain types",
+            r"argument 'x': JSON has no form for a hint \(unknown type A\): write plain types",
         ),
-        ("def f(x: int) -> object: ...", "JSON has no form for a hint"),
+        ("def f(x: int) -> object: ...", "the answer: JSON has no form for a hint"),
         ("def f(x: int | str | list[int] | list[str]) -> int: ...", "JSON has no form for a hint"),
         ("@batched(4)\ndef f(x: int) -> list[int]: ...", r"'x' of a batched .*: write list\[int\]"),
         ("@batched(4)\ndef f(x: list[int]) -> str: ...", r"the answer of a batched .* list\[str\]"),

@@ -45,6 +45,22 @@ def test_an_offered_array_whose_shape_the_model_has_changed_is_refused(check: Ou
         check.answer(("PAIRS",), {"PAIRS": array.view(np.int32)})
 
 
+@pytest.mark.parametrize(
+    ("elements", "reason"),
+    [
+        (["a", "\udcff"], "output 'TEXT': string element 1 is not valid Unicode"),
+        ([5, "a"], "output 'TEXT' has an element that is no bytes or str"),
+        ([None], "output 'TEXT' has an element that is no bytes or str"),
+    ],
+)
+def test_wrong_elements_are_the_models_fault(
+    check: OutputCheck, elements: list[object], reason: str
+) -> None:
+    (output,) = check.answer(("TEXT",), {"TEXT": np.array(elements, object)})
+    with pytest.raises(Internal, match=reason):
+        output.elements()
+
+
 def test_outputs_come_in_the_requests_order(check: OutputCheck) -> None:
     given = {
         "TEXT": np.array(["a"]),

@@ -19,6 +19,8 @@ from shmserve.executor.backends.model_errors import (
     from_exception,
     sanitised,
 )
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.data_messages import Answer
 from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from tests.model_files import X_TO_Y as CONFIG
 from tests.model_files import Make, model_maker, native, triton
@@ -137,6 +139,25 @@ def test_model_errors_show_no_inside(make: Make, caplog) -> None:
     code = native("raise SystemExit(4)")
     backend, spec = load(make(code, name="o"))
     assert failure(ask(backend, spec, ("Y",), X=X)).message == "SystemExit: 4"
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        ("InvalidArgument(OSError('no /etc/shadow'))", "no <path>"),
+        ("InvalidArgument(None)", "None"),
+        ("InvalidArgument('a\\ud800\\n')", "a?\n"),
+        ("InvalidArgument('x' * 10**6)", "x" * (MAX_TEXT - 1) + "…"),
+        ("asyncio.CancelledError", "CancelledError"),
+        ("type('PanicException', (BaseException,), {})('a library in Rust')", "a library in Rust"),
+    ],
+)
+def test_every_error_of_a_model_is_an_answer(make: Make, raised: str, message: str) -> None:
+    code = f"import asyncio; from shmserve.errors import InvalidArgument; raise {raised}"
+    backend, spec = load(make(native(code)))
+    error = failure(ask(backend, spec, ("Y",), X=X))
+    assert error.message == message
+    messages.encode(Answer(1, error_code=error.code, error=error.message))
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,10 @@ HOSTILE: dict[str, Callable[[Path], str]] = {
     "more than 1048576 bytes": lambda path: archive(path, member("a", size=2 * MIB)),
     "is no file": lambda path: str(path.parent),
     "the pack is no file": fifo,
+    "not an archive.*'missing' not found": lambda path: archive(
+        path, member("a", tarfile.LNKTYPE, "missing")
+    ),
+    "not an archive.*recursion": lambda path: archive(path, member("a/" * 2000 + "b")),
     "not an archive.*timestamp": lambda path: archive(path, member("a", mtime=1 << 70)),
 }
 

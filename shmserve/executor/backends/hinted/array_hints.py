@@ -109,14 +109,16 @@ class ArrayCall:
         return {t.name: v for t, v in zip(self._outputs, values, strict=True)}
 
 
-def has_array(hint: Any) -> bool:
-    """Return True if a hint is, or contains, an array."""
+def has_array(hint: Any, above: tuple[Any, ...] = ()) -> bool:
+    """Return True if a hint is, or contains, an array. `above`: classes that contain the hint, as a
+    class may contain itself."""
     hint = plain(hint)
     if hint is np.ndarray or typing.get_origin(hint) is np.ndarray:
         return True
     if typing.is_typeddict(hint) or hasattr(hint, "_fields"):
-        return any(map(has_array, typing.get_type_hints(hint, include_extras=True).values()))
-    return any(map(has_array, typing.get_args(hint)))
+        fields = {} if hint in above else typing.get_type_hints(hint, include_extras=True)
+        return any(has_array(field, (*above, hint)) for field in fields.values())
+    return any(has_array(part, above) for part in typing.get_args(hint))
 
 
 def _outputs(answer: Any) -> tuple[list[HintedTensor], bool]:

@@ -111,7 +111,7 @@ class HintedBatch(HintedModel):
             for place in places:  # one by one, so that the request at fault fails alone
                 try:
                     self._answer(results, [place])
-                except (Exception, SystemExit) as ex:
+                except BaseException as ex:
                     results[place] = without_frames(from_exception(ex, _log, "infer failed"))
         return results
 
@@ -145,7 +145,7 @@ class ListedDialect(NativeDialect):
         views = [NativeRequest(request, self._check, None, self._models) for request in requests]
         try:
             results = self._model.infer_all(views)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             raise without_frames(from_exception(ex, _log, "infer failed")) from None
         return [
             Response(error=result) if isinstance(result, ShmserveError) else view.answer(result)

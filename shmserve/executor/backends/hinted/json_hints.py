@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Container, Iterator
-from types import UnionType
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import msgspec
@@ -16,9 +15,17 @@ from msgspec import inspect as kinds
 from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, UnreadableMessage
-from shmserve.executor.backends.hinted.signatures import HintedSignature, plain, set_batching
+from shmserve.executor.backends.hinted.form_fields import (
+    fields_of,
+    is_file,
+    is_object,
+    is_pydantic,
+    of_parts,
+    other_fields,
+)
+from shmserve.executor.backends.hinted.signatures import HintedSignature, set_batching
 from shmserve.executor.backends.hinted.unchecked_hints import refuse_dataclasses, refuse_unchecked
-from shmserve.executor.backends.model_errors import one_line
+from shmserve.executor.backends.model_errors import one_line, sanitised
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.model import ContentType
 from shmserve.protocol.decoding import json_decoder
@@ -33,9 +40,6 @@ from shmserve.protocol.oip.json_calls import (
 )
 from shmserve.tensor.dtypes import object_array
 
-_OBJECTS = (kinds.StructType, kinds.DataclassType, kinds.TypedDictType)
-_LISTS = (kinds.ListType, kinds.VarTupleType, kinds.SetType, kinds.FrozenSetType)
-_FROM_JSON = (*_OBJECTS, *_LISTS, kinds.TupleType, kinds.DictType)
 _TENSOR = {"name": JSON_TENSOR, "data_type": "TYPE_STRING", "dims": [1]}
 
 
@@ -52,13 +56,13 @@ class JsonCall:
         signature = self._signature = _of_one_caller(signature) if signature.batching else signature
         refuse_unchecked(signature)
         self._root = ""  # argument that is the whole body
-        if len(signature.arguments) == 1 and _is_object(signature.arguments[0].hint):
+        if len(signature.arguments) == 1 and is_object(signature.arguments[0].hint):
             self._root = signature.arguments[0].name
         self._kind = signature.arguments[0].hint if self._root else _struct_of(signature)
-        self._schemas = _schemas(self._kind, signature.answer, model, summary)
+        self._schemas = _schemas(self._kind, signature, model, summary)
         self._schemas = replace(self._schemas, media=_media_of(signature))
         self._decode = json_decoder(self._kind, _made)
-        self._fields, self._others = _fields(self._kind), _other_fields(self._kind)
+        self._fields, self._others = fields_of(self._kind), other_fields(self._kind)
         self._encode = msgspec.json.Encoder(enc_hook=_plain_value).encode
 
     def complete(self, config: AutoCompleteConfig) -> AutoCompleteConfig:
@@ -103,7 +107,7 @@ class JsonCall:
         try:
             text = result if is_file else self._encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as ex:
-            raise Internal(f"the answer has no JSON form: {ex}") from None
+            raise Internal(f"the answer has no JSON form: {sanitised(str(ex))}") from None
         shape = (1, 1) if self._signature.batching else (1,)
         return {JSON_TENSOR: object_array([text], shape)}
 
@@ -122,7 +126,7 @@ class JsonCall:
                     f"the form has a part '{name}', and no argument has this name"
                 )
             given.setdefault(name, []).append(content)
-        members = {n: _of_parts(n, self._fields.get(n, self._others), p) for n, p in given.items()}
+        members = {n: of_parts(n, self._fields.get(n, self._others), p) for n, p in given.items()}
         return msgspec.convert(members, self._kind, strict=False, dec_hook=_made)
 
     def _of_file(self) -> str:
@@ -158,93 +162,6 @@ def _struct_of(signature: HintedSignature) -> Any:
     return msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
 
 
-def _is_object(hint: Any) -> bool:
-    hint = plain(hint)
-    if _is_pydantic(hint):
-        return True
-    try:
-        return isinstance(kinds.type_info(hint), (*_OBJECTS, kinds.DictType))
-    except TypeError:
-        return False
-
-
-def _is_pydantic(hint: Any) -> bool:
-    return isinstance(hint, type) and hasattr(hint, "model_validate")
-
-
-def _fields(kind: Any) -> dict[str, tuple[kinds.Type, ...]]:
-    """Return the possible types of each field of an object; empty for objects of unknown keys."""
-    if _is_pydantic(kind):
-        by_name = {"populate_by_name", "validate_by_name"}.intersection(
-            key for key, value in kind.model_config.items() if value
-        )
-        found: dict[str, tuple[kinds.Type, ...]] = {}
-        for name, field in kind.model_fields.items():
-            alias = field.validation_alias or field.alias
-            names = [
-                *getattr(alias, "choices", (alias,)),
-                *([name] if by_name or not alias else ()),
-            ]
-            types = _types(field.annotation)
-            found.update((n, types) for n in names if isinstance(n, str))
-        return found
-    info = kinds.type_info(kind)
-    if not isinstance(info, _OBJECTS):
-        return {}
-    return {field.encode_name: _members(field.type) for field in info.fields}
-
-
-def _other_fields(kind: Any) -> tuple[kinds.Type, ...]:
-    """Return the possible types of the values of a dict; empty for objects of known keys."""
-    info = None if _is_pydantic(kind) else kinds.type_info(kind)
-    return _members(info.value_type) if isinstance(info, kinds.DictType) else ()
-
-
-def _members(kind: kinds.Type) -> tuple[kinds.Type, ...]:
-    return kind.types if isinstance(kind, kinds.UnionType) else (kind,)
-
-
-def _types(hint: Any) -> tuple[kinds.Type, ...]:
-    """Return the possible types of a hint for pydantic, AnyType for types unknown to msgspec."""
-    found: list[kinds.Type] = []
-    is_union = typing.get_origin(hint) in (typing.Union, UnionType)
-    for member in typing.get_args(hint) if is_union else (hint,):
-        try:
-            found.append(kinds.type_info(member))
-        except TypeError:
-            found.append(kinds.AnyType())
-    return tuple(found)
-
-
-def _of_parts(name: str, types: tuple[kinds.Type, ...], parts: list[bytes]) -> Any:
-    """Return the value of a field for the parts of this name. Bytes stay as they are."""
-    for kind in types:
-        if isinstance(kind, _LISTS) and (len(parts) > 1 or _holds_bytes(kind)):
-            return [_of_parts(name, (kind.item_type,), [part]) for part in parts]
-    if len(parts) > 1:
-        raise InvalidArgument(
-            f"the form has part '{name}' {len(parts)} times, and no list takes it"
-        )
-    if any(isinstance(kind, kinds.BytesType | kinds.ByteArrayType) for kind in types):
-        return parts[0]
-    if any(isinstance(kind, _FROM_JSON) or _is_pydantic(getattr(kind, "cls", 0)) for kind in types):
-        try:
-            return _any_json(parts[0])
-        except UnreadableMessage as ex:
-            raise InvalidArgument(f"part '{name}' of the form: {ex.message}") from None
-    try:
-        return parts[0].decode()
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"part '{name}' of the form is not UTF-8") from None
-
-
-_any_json = json_decoder()
-
-
-def _holds_bytes(kind: Any) -> bool:
-    return isinstance(kind, _LISTS) and isinstance(kind.item_type, kinds.BytesType)
-
-
 def _made(kind: type[Any], value: Any) -> Any:
     """Return a value of a type that msgspec does not know: pydantic checks its own."""
     try:
@@ -260,25 +177,25 @@ def _plain_value(value: Any) -> Any:
     """Return a value that msgspec can encode, for numpy's values and pydantic's models."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if _is_pydantic(type(value)):
+    if is_pydantic(type(value)):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} is not known")
 
 
-def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchemas:
+def _schemas(kind: Any, signature: HintedSignature, model: str, summary: str) -> JsonCallSchemas:
     """Return the schemas of a function, which exist only if JSON can carry the hints."""
     prefix = re.sub(r"[^\w.-]", "_", model)
     template = f"#/components/schemas/{prefix}.{{}}"
     found: dict[Any, dict[str, Any]] = {}  # schemas of pydantic's models
 
     def schema_of(unknown: type[Any]) -> dict[str, Any]:
-        if not _is_pydantic(unknown):
-            raise NotImplementedError
+        if not is_pydantic(unknown):
+            raise TypeError(f"unknown type {unknown.__name__}")
         return dict(found.setdefault(unknown, {"type": "object"}))
 
     def described() -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
         return msgspec.json.schema_components(
-            (kind, answer), schema_hook=schema_of, ref_template=template.format("{name}")
+            (kind, signature.answer), schema_hook=schema_of, ref_template=template.format("{name}")
         )
 
     try:
@@ -286,17 +203,27 @@ def _schemas(kind: Any, answer: Any, model: str, summary: str) -> JsonCallSchema
         _, more = described()
         components = _fill_in(found, template, more)
         (body, given), more = described()
-    except (TypeError, NotImplementedError, RuntimeError) as ex:  # pydantic's is a RuntimeError
+    except (TypeError, RuntimeError) as ex:  # pydantic's is a RuntimeError
         text = (str(ex).splitlines() or [""])[0]
         raise ConfigError(
-            f"JSON has no form for a hint ({text}): write plain types, a msgspec.Struct, a"
-            " dataclass, or NDArray[np.float32] for arrays"
+            f"{_without_schema(signature, schema_of)}: JSON has no form for a hint ({text}): write"
+            " plain types, a msgspec.Struct, a dataclass, or NDArray[np.float32] for arrays"
         ) from None
     named = {f"{prefix}.{name}": schema for name, schema in (more | components).items()}
     if "$ref" in body and kind.__name__ == "Arguments":
         body = named.pop(body["$ref"].rpartition("/")[2], body)
-    files = [n for n, types in _fields(kind).items() if any(map(_is_file, types))]
+    files = [n for n, types in fields_of(kind).items() if any(map(is_file, types))]
     return JsonCallSchemas(summary, body, given, tuple(files), named)
+
+
+def _without_schema(signature: HintedSignature, schema_of: Callable[[type[Any]], Any]) -> str:
+    """Return the place of the first hint that has no schema."""
+    for argument in signature.arguments:
+        try:
+            msgspec.json.schema(argument.hint, schema_hook=schema_of)
+        except Exception:
+            return f"argument '{argument.name}'"
+    return "the answer"
 
 
 def _fill_in(
@@ -339,10 +266,6 @@ def _notes(hint: Any) -> Iterator[Any]:
     yield from getattr(hint, "__metadata__", ())
     for part in typing.get_args(hint):
         yield from _notes(part)
-
-
-def _is_file(kind: kinds.Type) -> bool:
-    return isinstance(kind, kinds.BytesType) or _holds_bytes(kind)
 
 
 def summary_of(target: Any) -> str:

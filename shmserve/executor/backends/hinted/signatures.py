@@ -105,7 +105,7 @@ def signature_of(target: Callable[..., Any]) -> HintedSignature:
         requests[0] if requests else "",
         plain(answer),
         streams,
-        getattr(function, BATCHED, None),
+        getattr(function, BATCHED, getattr(target, BATCHED, None)),
     )
 
 
@@ -131,8 +131,12 @@ def _argument(parameter: inspect.Parameter, hints: dict[str, Any]) -> Argument:
 
 
 def without_none(hint: Any) -> Any:
-    """Return a hint without `| None`."""
+    """Return a hint without `| None`, the hint itself if it has none."""
     hint = plain(hint)
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *notes = typing.get_args(hint)
+        bare = without_none(inner)
+        return hint if bare is plain(inner) else typing.Annotated[(bare, *notes)]
     members = typing.get_args(hint)
     if typing.get_origin(hint) not in (typing.Union, types.UnionType) or _NONE not in members:
         return hint

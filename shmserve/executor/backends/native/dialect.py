@@ -272,6 +272,6 @@ class NativeDialect:
         try:
             result = self._infer(view)
             response: Response = view.answer(result)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             return Response(error=without_frames(from_exception(ex, _log, "infer failed")))
         return response

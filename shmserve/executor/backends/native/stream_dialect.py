@@ -80,7 +80,7 @@ class NativeStreamDialect(NativeDialect):
             assert request.responses is not None
             try:
                 self._stream(request)
-            except (Exception, SystemExit) as ex:
+            except BaseException as ex:
                 request.responses.fail(from_exception(ex, _log, "infer failed"))
         return ()
 

@@ -55,7 +55,7 @@ class PythonBackend:
         try:
             dialect = self._dialect = _dialect(_import(context), context.spec)
             spec = dialect.start(context)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             raise from_load(ex, _log, context.instance) from ex
         self.device = context.device
         self.reads_on_device = dialect.reads_on_device
@@ -70,7 +70,7 @@ class PythonBackend:
             return
         try:
             dialect.close()
-        except (Exception, SystemExit) as ex:  # an error does not keep the model loaded
+        except BaseException as ex:  # an error does not keep the model loaded
             _log.warning("a model failed to close: %s", type(ex).__name__, exc_info=ex)
 
 

@@ -101,7 +101,7 @@ class TritonDialect:
         self._sinks.clear()
         try:
             answers = self._run(requests)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             error = without_frames(self._raised(ex))
             answers = [self._sent(request) or error for request in requests]
         else:
@@ -212,7 +212,7 @@ class TritonDialect:
         received = [self._received(request, open_sender) for request in requests]
         try:
             result = self._model.execute(received)
-        except (Exception, SystemExit) as ex:
+        except BaseException as ex:
             fail(self._raised(ex))
             return
         if asyncio.iscoroutine(result):
