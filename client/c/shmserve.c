@@ -593,7 +593,8 @@ static bool wait_for(int fd, short events, int64_t until) {
     }
 }
 
-typedef enum { DONE, TIMEOUT, GONE, VIOLATION } Outcome;
+/* NO_FD: the packet had a descriptor, for which this process had no room. */
+typedef enum { DONE, TIMEOUT, GONE, VIOLATION, NO_FD } Outcome;
 
 /* Send a packet, with a descriptor unless `fd` is negative. */
 static Outcome send_packet(int sock, const void *packet, size_t size, int fd, int64_t until) {
@@ -657,11 +658,12 @@ static Outcome receive_with_fd(int sock, uint8_t *packet, size_t *size, int *fd,
                 memcpy(&fds[count++], CMSG_DATA(c) + i, sizeof(int));
         }
         bool broken = got == 0 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
+        bool no_room = count < 4 && message.msg_flags & MSG_CTRUNC; /* of the process, not of `control` */
         if (count == 1 && !broken) *fd = fds[0];
         else
             while (count) close(fds[--count]);
         *size = (size_t)got;
-        return !broken ? DONE : got == 0 ? GONE : VIOLATION;
+        return !broken ? DONE : got == 0 ? GONE : no_room ? NO_FD : VIOLATION;
     }
 }
 
@@ -756,6 +758,7 @@ static void end_turn(shmserve_client *client) {
 static shmserve_code outcome_failed(shmserve_error *error, Outcome outcome) {
     if (outcome == TIMEOUT) return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
     if (outcome == VIOLATION) return fail(error, SHMSERVE_PROTOCOL, "the server's reply is malformed");
+    if (outcome == NO_FD) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no descriptor is left for what the server sends");
     return fail(error, SHMSERVE_UNAVAILABLE, "the server has closed the connection");
 }
 

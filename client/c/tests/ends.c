@@ -4,6 +4,7 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 static unsigned interrupted;
@@ -483,6 +484,31 @@ static int signals(void) {
     return 0;
 }
 
+/* A process that has as many descriptors as it may: the server has broken nothing. */
+static int no_descriptor_is_left(void) {
+    if (begin()) return 1;
+    int control[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control));
+    client.control = control[0], client.has_lanes = true;
+    uint8_t bytes[64];
+    Writer w = writer(bytes, sizeof bytes);
+    put_array(&w, 5), put_text(&w, "LaneOpened"), put_text(&w, "1"), put_text(&w, "m-1-0");
+    put_tag(&w, 0xc2, 0, 0), put_uint(&w, 1);
+    CHECK(send_packet(control[1], bytes, written(&w), other, NEVER) == DONE);
+    struct rlimit usual, none;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &usual));
+    int next = dup(other);
+    close(next);
+    none = usual, none.rlim_cur = (rlim_t)next;
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+    shmserve_lane *second;
+    shmserve_code code = shmserve_lane_open(&client, "m", "", 0, &second, &error);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &usual));
+    CHECK(code == SHMSERVE_RESOURCE_EXHAUSTED && !second && strstr(error.text, "no descriptor"));
+    shmserve_lane_close(lane), close(other), close(control[1]);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -492,7 +518,7 @@ int main(int argc, char **argv) {
         {"patience", patience}, {"time", a_short_time}, {"cancel", cancelled_before_it_is_sent}, {"late", late_requests},
         {"behind", answers_behind_a_late_one}, {"for_ever", late_answers_for_ever}, {"no_credit", answers_without_credit},
         {"stuck", stuck}, {"renew", renewed_in_vain}, {"unused", unused_buffers}, {"lost_memory", lost_memory},
-        {"arguments", arguments}, {"signals", signals},
+        {"arguments", arguments}, {"signals", signals}, {"no_descriptor", no_descriptor_is_left},
     };
     for (size_t i = 0; argc == 2 && i < sizeof ALL / sizeof *ALL; i++)
         if (!strcmp(argv[1], ALL[i].name)) return ALL[i].check();
