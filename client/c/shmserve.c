@@ -616,7 +616,9 @@ static Outcome send_packet(int sock, const void *packet, size_t size, int fd, in
         if (sent >= 0) return DONE;
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != ENOBUFS) return GONE;
-        if (!wait_for(sock, POLLOUT, until)) return TIMEOUT;
+        bool full = errno == EAGAIN; /* else the kernel lacks memory, while the socket has room */
+        if (full ? !wait_for(sock, POLLOUT, until) : now_ns() >= until) return TIMEOUT;
+        if (!full) wait_for(-1, 0, earlier(until, now_ns() + MS));
     }
 }
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 static unsigned interrupted;
@@ -15,6 +16,14 @@ static int interrupted_fallocate(int fd, off_t at, off_t size) {
     return interrupted % 2 || size > 16 << 20 ? EINTR : posix_fallocate(fd, at, size);
 }
 #define posix_fallocate interrupted_fallocate
+
+static unsigned refused; /* packets for which the kernel had no memory; 0: it has some */
+
+static ssize_t send_or_refuse(int sock, const void *packet, size_t size, int flags) {
+    if (!refused || ++refused > 100000) return send(sock, packet, size, flags);
+    return errno = ENOBUFS, -1;
+}
+#define send send_or_refuse
 #include "../shmserve.c"
 
 #define CHECK(condition) \
@@ -484,6 +493,24 @@ static int signals(void) {
     return 0;
 }
 
+/* A kernel without memory for a packet is asked again later, although the socket has room. */
+static int no_memory_to_send(void) {
+    if (begin()) return 1;
+    shmserve_request request = {.inputs = &input, .input_count = 1};
+    uint64_t ticket;
+    const shmserve_answer *answer;
+    refused = 1;
+    CHECK(!shmserve_submit(lane, &request, &ticket, &error));
+    CHECK(refused < 100 && count_calls(lane, UNSENT) == 1);
+    CHECK(send_packet(other, "x", 1, -1, now_ns() + 50 * MS) == TIMEOUT && refused < 1000);
+    refused = 0;
+    CHECK(!shmserve_take(lane, 0, &answer, &error) && !answer && read_requests() == 1);
+    if (send_answer(ticket, true)) return 1;
+    CHECK(!shmserve_take(lane, -1, &answer, &error) && answer && answer->code == SHMSERVE_OK);
+    shmserve_lane_close(lane), close(other);
+    return 0;
+}
+
 /* A process that has as many descriptors as it may: the server has broken nothing. */
 static int no_descriptor_is_left(void) {
     if (begin()) return 1;
@@ -519,6 +546,7 @@ int main(int argc, char **argv) {
         {"behind", answers_behind_a_late_one}, {"for_ever", late_answers_for_ever}, {"no_credit", answers_without_credit},
         {"stuck", stuck}, {"renew", renewed_in_vain}, {"unused", unused_buffers}, {"lost_memory", lost_memory},
         {"arguments", arguments}, {"signals", signals}, {"no_descriptor", no_descriptor_is_left},
+        {"no_memory", no_memory_to_send},
     };
     for (size_t i = 0; argc == 2 && i < sizeof ALL / sizeof *ALL; i++)
         if (!strcmp(argv[1], ALL[i].name)) return ALL[i].check();
