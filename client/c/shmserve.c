@@ -8,6 +8,9 @@
  * Nothing that a peer sends is trusted: packets, arrays and texts are bounded, and so is the nesting of skipped
  * values, which takes no stack.
  */
+#ifdef __cplusplus
+#error "shmserve.c is C, which c++ takes for C++: compile it with cc -c, and link shmserve.o"
+#endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
