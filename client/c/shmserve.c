@@ -69,6 +69,7 @@ static const struct {
 #define CODE_COUNT (sizeof CODES / sizeof *CODES)
 
 static const char DIED[] = "the executor died while it had the request";
+static const char NOT_UTF8[] = "a name or another text is not UTF-8";
 static const char LATE[] = "the server did not answer in time";
 
 const char *shmserve_code_name(shmserve_code code) {
@@ -206,6 +207,7 @@ static size_t tensor_bytes(const shmserve_tensor *tensor, const void *data, size
 typedef struct {
     uint8_t *start, *at, *end;
     bool full; /* what was written did not fit */
+    bool not_utf8; /* a text was not, and the server would end the connection */
 } Writer;
 
 static void put(Writer *w, const void *bytes, size_t count) {
@@ -239,8 +241,26 @@ static void put_int(Writer *w, int64_t value) {
     else put_tag(w, 0xd3, (uint64_t)value, 8);
 }
 
+static bool is_utf8(const char *text) {
+    /* the least number that is written in so many bytes */
+    static const uint32_t LEAST[] = {0, 0, 0x80, 0x800, 0x10000};
+    for (const uint8_t *at = (const uint8_t *)text; *at;) {
+        unsigned width = *at < 0x80 ? 1 : *at >= 0xf0 ? 4 : *at >= 0xe0 ? 3 : 2;
+        if (*at >= 0xf8 || (*at >= 0x80 && *at < 0xc0)) return false;
+        uint32_t number = width == 1 ? *at : *at & (0x7fu >> width);
+        at++;
+        for (unsigned i = 1; i < width; i++, at++) {
+            if ((*at & 0xc0) != 0x80) return false;
+            number = number << 6 | (*at & 0x3f);
+        }
+        if (number < LEAST[width] || number > 0x10ffff || (number >= 0xd800 && number < 0xe000)) return false;
+    }
+    return true;
+}
+
 static void put_text(Writer *w, const char *text) {
     size_t length = text ? strlen(text) : 0;
+    if (length && !is_utf8(text)) w->not_utf8 = true;
     if (length < 32) put_tag(w, 0xa0u | (unsigned)length, 0, 0);
     else put_tag(w, 0xdb, length > UINT32_MAX ? UINT32_MAX : length, 4);
     put(w, text, length);
@@ -251,7 +271,7 @@ static void put_bytes(Writer *w, const void *bytes, size_t count) {
     put(w, bytes, count);
 }
 
-static Writer writer(uint8_t *bytes, size_t room) { return (Writer){bytes, bytes, bytes + room, false}; }
+static Writer writer(uint8_t *bytes, size_t room) { return (Writer){bytes, bytes, bytes + room, false, false}; }
 
 static size_t written(const Writer *w) { return (size_t)(w->at - w->start); }
 
@@ -786,7 +806,6 @@ static void disconnect(shmserve_client *client) {
 static shmserve_code converse(shmserve_client *client, const Writer *question, int fd, const char *expected, int64_t until,
                               Reader *reader, size_t *items, int *received, shmserve_error *error) {
     size_t size = 0;
-    if (question->full) return fail(error, SHMSERVE_INVALID_ARGUMENT, "the names are too long");
     Outcome outcome = send_packet(client->control, question->start, written(question), fd, until);
     if (outcome == DONE) outcome = receive_with_fd(client->control, client->packet, &size, received, until);
     if (outcome != DONE) return outcome_failed(error, outcome);
@@ -895,6 +914,8 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
     int64_t now = now_ns(), give_up = after(now, patience_ns);
     *received = -1;
     client->was_sent = false;
+    if (question && question->full) return fail(error, SHMSERVE_INVALID_ARGUMENT, "the names are too long");
+    if (question && question->not_utf8) return fail(error, SHMSERVE_INVALID_ARGUMENT, "%s", NOT_UTF8);
     if (until <= now) return outcome_failed(error, TIMEOUT);
     for (;;) {
         int64_t end = earlier(until, now_ns() + ANSWER_NS);
@@ -1524,6 +1545,7 @@ static shmserve_code encode(shmserve_lane *lane, Call *call, const shmserve_requ
     call->size = written(&w);
     if (!code && w.full)
         code = fail(error, SHMSERVE_INVALID_ARGUMENT, "the request takes more than the %zu bytes of a message", MAX_PACKET);
+    if (!code && w.not_utf8) code = fail(error, SHMSERVE_INVALID_ARGUMENT, "%s", NOT_UTF8);
     if (code) release(lane, call, false, false, false);
     return code;
 }

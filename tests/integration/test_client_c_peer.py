@@ -292,7 +292,7 @@ def test_polling_before_sleeping(tmp_path: Path) -> None:
 ENDS = (
     *("answers", "arguments", "behind", "cancel", "credit", "for_ever", "fork", "late"),
     *("lost_memory", "no_credit", "no_descriptor", "no_memory", "patience", "renew"),
-    *("signals", "stuck", "time", "unused"),
+    *("signals", "stuck", "texts", "time", "unused"),
 )
 
 

@@ -483,6 +483,28 @@ static int arguments(void) {
     return 0;
 }
 
+/* The server ends the lane, or the connection, where a text is not UTF-8: it is not sent. */
+static int texts(void) {
+    static const char *const BAD[] = {"\xff", "a\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x98", "\xc0\xaf", "\xe0\x80\xaf",
+                                      "\xf0\x80\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80"};
+    if (begin()) return 1;
+    shmserve_tensor named = input;
+    shmserve_request request = {.inputs = &named, .input_count = 1};
+    shmserve_lane *none;
+    shmserve_model *model = NULL;
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        named.name = BAD[i];
+        CHECK(shmserve_submit(lane, &request, NULL, &error) == SHMSERVE_INVALID_ARGUMENT && strstr(error.text, "UTF-8"));
+        CHECK(shmserve_lane_open(&client, BAD[i], "", 0, &none, &error) == SHMSERVE_INVALID_ARGUMENT && !none);
+        CHECK(shmserve_describe(&client, "m", BAD[i], 0, &model, &error) == SHMSERVE_INVALID_ARGUMENT && !model);
+    }
+    CHECK(read_requests() == 0);
+    named.name = "\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf";
+    CHECK(!shmserve_submit(lane, &request, NULL, &error) && read_requests() == 1);
+    shmserve_lane_close(lane), close(other);
+    return 0;
+}
+
 /* Signals that keep coming do not keep memory from being allocated. */
 static int signals(void) {
     size_t size = ((size_t)64 << 20) + 4096;
@@ -546,7 +568,7 @@ int main(int argc, char **argv) {
         {"behind", answers_behind_a_late_one}, {"for_ever", late_answers_for_ever}, {"no_credit", answers_without_credit},
         {"stuck", stuck}, {"renew", renewed_in_vain}, {"unused", unused_buffers}, {"lost_memory", lost_memory},
         {"arguments", arguments}, {"signals", signals}, {"no_descriptor", no_descriptor_is_left},
-        {"no_memory", no_memory_to_send},
+        {"no_memory", no_memory_to_send}, {"texts", texts},
     };
     for (size_t i = 0; argc == 2 && i < sizeof ALL / sizeof *ALL; i++)
         if (!strcmp(argv[1], ALL[i].name)) return ALL[i].check();
