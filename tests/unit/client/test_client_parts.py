@@ -107,6 +107,12 @@ def test_what_is_no_tensor(value) -> None:
         ClientTensor("x", value)
 
 
+@pytest.mark.parametrize("shape", [(-4,), (-1,), (2, -2)])
+def test_a_server_cannot_leave_a_dimension_open(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="negative dimensions"):
+        tensors.from_bytes(np.zeros(16, np.uint8), "FP32", shape, "x", "m")
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "https://", "http://", "ftp://a/b"])
 def test_addresses(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
