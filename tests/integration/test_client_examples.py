@@ -77,6 +77,15 @@ def test_the_header_works_without_exceptions(tmp_path: Path, compiler: str) -> N
     cc(*flags, "-c", "-o", tmp_path / "none.o", source, compiler=compiler)
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_parameter_that_need_not_fit_says_so(tmp_path: Path, compiler: str) -> None:
+    source = tmp_path / "large.cpp"
+    body = 'void f(shmserve::Request &r, std::uint64_t n) { r.parameter("n", n); }'
+    source.write_text(f'#include "shmserve.hpp"\n{body}\n')
+    with pytest.raises(AssertionError, match="convert the value"):
+        cc("-std=c++17", f"-I{LIBRARY}", "-fsyntax-only", source, compiler=compiler)
+
+
 def test_the_first_call_of_the_page(server: Server, tmp_path: Path) -> None:
     """In C as the page types it, and the program in C++ that it shows."""
     page = (ROOT / "docs/client_c.md").read_text()
