@@ -1057,6 +1057,7 @@ static void list_block(shmserve_client *client, Block *block) {
     block->listed = true;
 }
 
+/* Return a sealed memfd; -1 with errno set if there is none. */
 static int make_memory(const char *name, size_t size) {
     const size_t step = (size_t)2 << 20; /* a signal undoes one step: larger ones might never succeed */
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem = 0;
@@ -1066,7 +1067,9 @@ static int make_memory(const char *name, size_t size) {
         do problem = posix_fallocate(fd, (off_t)at, (off_t)(size - at < step ? size - at : step));
         while (problem == EINTR);
     if (problem || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        if (!problem) problem = errno;
         close(fd);
+        errno = problem;
         return -1;
     }
     return fd;
@@ -1113,7 +1116,8 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
     pthread_mutex_unlock(&client->pool);
     snprintf(bare->name, sizeof bare->name, "%s-%u", client->prefix, number);
     bare->fd = make_memory(bare->name, size);
-    if (bare->fd < 0) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left", size);
+    if (bare->fd < 0)
+        return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left: %s", size, strerror(errno));
     bare->size = size;
     shmserve_code code = begin_turn(client, until, error);
     bool was_sent = false;

@@ -551,9 +551,10 @@ static int no_descriptor_is_left(void) {
     none = usual, none.rlim_cur = (rlim_t)next;
     CHECK(!setrlimit(RLIMIT_NOFILE, &none));
     shmserve_lane *second;
+    bool no_buffer = !shmserve_alloc(&client, 1, &error) && strstr(error.text, strerror(EMFILE));
     shmserve_code code = shmserve_lane_open(&client, "m", "", 0, &second, &error);
     CHECK(!setrlimit(RLIMIT_NOFILE, &usual));
-    CHECK(code == SHMSERVE_RESOURCE_EXHAUSTED && !second && strstr(error.text, "no descriptor"));
+    CHECK(no_buffer && code == SHMSERVE_RESOURCE_EXHAUSTED && !second && strstr(error.text, "no descriptor"));
     shmserve_lane_close(lane), close(other), close(control[1]);
     return 0;
 }
