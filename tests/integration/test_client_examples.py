@@ -100,7 +100,7 @@ def test_the_first_call_of_the_page(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_the_library_compiled_as_cpp_says_what_to_do(compiler: str) -> None:
-    command = [compiler, "-std=c++17", "-fsyntax-only", LIBRARY / "shmserve.c"]
+    command = [compiler, "-std=c++17", "-fsyntax-only", str(LIBRARY / "shmserve.c")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
     assert done.returncode
     assert "compile it with cc -c" in done.stderr
