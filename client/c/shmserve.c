@@ -8,6 +8,9 @@
  * Nothing that a peer sends is trusted: packets, arrays and texts are bounded, and so is the nesting of skipped
  * values, which takes no stack.
  */
+#ifdef __cplusplus
+#error "shmserve.c is C, which c++ takes for C++: compile it with cc -c, and link shmserve.o"
+#endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -66,6 +69,7 @@ static const struct {
 #define CODE_COUNT (sizeof CODES / sizeof *CODES)
 
 static const char DIED[] = "the executor died while it had the request";
+static const char NOT_UTF8[] = "a name or another text is not UTF-8";
 static const char LATE[] = "the server did not answer in time";
 
 const char *shmserve_code_name(shmserve_code code) {
@@ -203,6 +207,7 @@ static size_t tensor_bytes(const shmserve_tensor *tensor, const void *data, size
 typedef struct {
     uint8_t *start, *at, *end;
     bool full; /* what was written did not fit */
+    bool not_utf8; /* a text was not, and the server would end the connection */
 } Writer;
 
 static void put(Writer *w, const void *bytes, size_t count) {
@@ -236,8 +241,26 @@ static void put_int(Writer *w, int64_t value) {
     else put_tag(w, 0xd3, (uint64_t)value, 8);
 }
 
+static bool is_utf8(const char *text) {
+    /* the least number that is written in so many bytes */
+    static const uint32_t LEAST[] = {0, 0, 0x80, 0x800, 0x10000};
+    for (const uint8_t *at = (const uint8_t *)text; *at;) {
+        unsigned width = *at < 0x80 ? 1 : *at >= 0xf0 ? 4 : *at >= 0xe0 ? 3 : 2;
+        if (*at >= 0xf8 || (*at >= 0x80 && *at < 0xc0)) return false;
+        uint32_t number = width == 1 ? *at : *at & (0x7fu >> width);
+        at++;
+        for (unsigned i = 1; i < width; i++, at++) {
+            if ((*at & 0xc0) != 0x80) return false;
+            number = number << 6 | (*at & 0x3f);
+        }
+        if (number < LEAST[width] || number > 0x10ffff || (number >= 0xd800 && number < 0xe000)) return false;
+    }
+    return true;
+}
+
 static void put_text(Writer *w, const char *text) {
     size_t length = text ? strlen(text) : 0;
+    if (length && !is_utf8(text)) w->not_utf8 = true;
     if (length < 32) put_tag(w, 0xa0u | (unsigned)length, 0, 0);
     else put_tag(w, 0xdb, length > UINT32_MAX ? UINT32_MAX : length, 4);
     put(w, text, length);
@@ -248,7 +271,7 @@ static void put_bytes(Writer *w, const void *bytes, size_t count) {
     put(w, bytes, count);
 }
 
-static Writer writer(uint8_t *bytes, size_t room) { return (Writer){bytes, bytes, bytes + room, false}; }
+static Writer writer(uint8_t *bytes, size_t room) { return (Writer){bytes, bytes, bytes + room, false, false}; }
 
 static size_t written(const Writer *w) { return (size_t)(w->at - w->start); }
 
@@ -593,7 +616,8 @@ static bool wait_for(int fd, short events, int64_t until) {
     }
 }
 
-typedef enum { DONE, TIMEOUT, GONE, VIOLATION } Outcome;
+/* NO_FD: the packet had a descriptor, for which this process had no room. */
+typedef enum { DONE, TIMEOUT, GONE, VIOLATION, NO_FD } Outcome;
 
 /* Send a packet, with a descriptor unless `fd` is negative. */
 static Outcome send_packet(int sock, const void *packet, size_t size, int fd, int64_t until) {
@@ -615,7 +639,9 @@ static Outcome send_packet(int sock, const void *packet, size_t size, int fd, in
         if (sent >= 0) return DONE;
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != ENOBUFS) return GONE;
-        if (!wait_for(sock, POLLOUT, until)) return TIMEOUT;
+        bool full = errno == EAGAIN; /* else the kernel lacks memory, while the socket has room */
+        if (full ? !wait_for(sock, POLLOUT, until) : now_ns() >= until) return TIMEOUT;
+        if (!full) wait_for(-1, 0, earlier(until, now_ns() + MS));
     }
 }
 
@@ -657,11 +683,12 @@ static Outcome receive_with_fd(int sock, uint8_t *packet, size_t *size, int *fd,
                 memcpy(&fds[count++], CMSG_DATA(c) + i, sizeof(int));
         }
         bool broken = got == 0 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
+        bool no_room = count < 4 && message.msg_flags & MSG_CTRUNC; /* of the process, not of `control` */
         if (count == 1 && !broken) *fd = fds[0];
         else
             while (count) close(fds[--count]);
         *size = (size_t)got;
-        return !broken ? DONE : got == 0 ? GONE : VIOLATION;
+        return !broken ? DONE : got == 0 ? GONE : no_room ? NO_FD : VIOLATION;
     }
 }
 
@@ -756,6 +783,7 @@ static void end_turn(shmserve_client *client) {
 static shmserve_code outcome_failed(shmserve_error *error, Outcome outcome) {
     if (outcome == TIMEOUT) return fail(error, SHMSERVE_DEADLINE_EXCEEDED, "%s", LATE);
     if (outcome == VIOLATION) return fail(error, SHMSERVE_PROTOCOL, "the server's reply is malformed");
+    if (outcome == NO_FD) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no descriptor is left for what the server sends");
     return fail(error, SHMSERVE_UNAVAILABLE, "the server has closed the connection");
 }
 
@@ -778,7 +806,6 @@ static void disconnect(shmserve_client *client) {
 static shmserve_code converse(shmserve_client *client, const Writer *question, int fd, const char *expected, int64_t until,
                               Reader *reader, size_t *items, int *received, shmserve_error *error) {
     size_t size = 0;
-    if (question->full) return fail(error, SHMSERVE_INVALID_ARGUMENT, "the names are too long");
     Outcome outcome = send_packet(client->control, question->start, written(question), fd, until);
     if (outcome == DONE) outcome = receive_with_fd(client->control, client->packet, &size, received, until);
     if (outcome != DONE) return outcome_failed(error, outcome);
@@ -887,6 +914,8 @@ static shmserve_code ask(shmserve_client *client, const Writer *question, int fd
     int64_t now = now_ns(), give_up = after(now, patience_ns);
     *received = -1;
     client->was_sent = false;
+    if (question && question->full) return fail(error, SHMSERVE_INVALID_ARGUMENT, "the names are too long");
+    if (question && question->not_utf8) return fail(error, SHMSERVE_INVALID_ARGUMENT, "%s", NOT_UTF8);
     if (until <= now) return outcome_failed(error, TIMEOUT);
     for (;;) {
         int64_t end = earlier(until, now_ns() + ANSWER_NS);
@@ -1028,6 +1057,7 @@ static void list_block(shmserve_client *client, Block *block) {
     block->listed = true;
 }
 
+/* Return a sealed memfd; -1 with errno set if there is none. */
 static int make_memory(const char *name, size_t size) {
     const size_t step = (size_t)2 << 20; /* a signal undoes one step: larger ones might never succeed */
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), problem = 0;
@@ -1037,7 +1067,9 @@ static int make_memory(const char *name, size_t size) {
         do problem = posix_fallocate(fd, (off_t)at, (off_t)(size - at < step ? size - at : step));
         while (problem == EINTR);
     if (problem || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        if (!problem) problem = errno;
         close(fd);
+        errno = problem;
         return -1;
     }
     return fd;
@@ -1084,7 +1116,8 @@ static shmserve_code new_memory(shmserve_client *client, size_t size, uint8_t *p
     pthread_mutex_unlock(&client->pool);
     snprintf(bare->name, sizeof bare->name, "%s-%u", client->prefix, number);
     bare->fd = make_memory(bare->name, size);
-    if (bare->fd < 0) return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left", size);
+    if (bare->fd < 0)
+        return fail(error, SHMSERVE_RESOURCE_EXHAUSTED, "no shared memory of %zu bytes is left: %s", size, strerror(errno));
     bare->size = size;
     shmserve_code code = begin_turn(client, until, error);
     bool was_sent = false;
@@ -1516,6 +1549,7 @@ static shmserve_code encode(shmserve_lane *lane, Call *call, const shmserve_requ
     call->size = written(&w);
     if (!code && w.full)
         code = fail(error, SHMSERVE_INVALID_ARGUMENT, "the request takes more than the %zu bytes of a message", MAX_PACKET);
+    if (!code && w.not_utf8) code = fail(error, SHMSERVE_INVALID_ARGUMENT, "%s", NOT_UTF8);
     if (code) release(lane, call, false, false, false);
     return code;
 }

@@ -19,7 +19,7 @@
  *   written on failure only.
  * - Structs that the caller fills must be zero where nothing is set ({0}, or designated initialisers). Zero
  *   means the default. `reserved` fields must be zero.
- * - Strings are UTF-8 and end with NUL. NULL stands for "".
+ * - Strings are UTF-8 (else INVALID_ARGUMENT) and end with NUL. NULL stands for "".
  * - Times are nanoseconds. Absolute times are of CLOCK_MONOTONIC.
  * - No call waits longer than its timeout, but shmserve_take may: see there. Of the functions without a timeout,
  *   shmserve_alloc and shmserve_renew wait for the server for 5 s at most; shmserve_free, shmserve_lane_close and

@@ -213,6 +213,7 @@ public:
         return add(name, SHMSERVE_IS_STRING, [&](shmserve_parameter &p) { p.value.string = text; });
     }
     template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> Request &parameter(const char *name, T value) {
+        static_assert(std::is_signed_v<T> || sizeof(T) < 8, "parameters are of at most int64_t: convert the value");
         if constexpr (std::is_same_v<T, bool>)
             return add(name, SHMSERVE_IS_BOOL, [&](shmserve_parameter &p) { p.value.boolean = value; });
         else if constexpr (std::is_floating_point_v<T>)
@@ -324,7 +325,10 @@ public:
         if (ok()) return *this;
         shmserve_error error{};
         error.code = code(), error.http_status = http_status();
-        std::snprintf(error.text, sizeof error.text, "%s", text());
+        std::size_t length = std::string_view(text()).size();
+        if (length >= sizeof error.text) // cut where no character is divided
+            for (length = sizeof error.text - 1; length && (text()[length] & 0xc0) == 0x80;) length--;
+        std::snprintf(error.text, sizeof error.text, "%.*s", static_cast<int>(length), text());
         detail::raise(error);
     }
     const shmserve_answer *c() const noexcept { return answer_; }

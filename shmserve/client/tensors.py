@@ -169,6 +169,8 @@ def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
 def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:
     """Return an array of bytes on the host or a GPU: a view of `data`, except for BYTES elements,
     which are decoded. Raise ValueError if the bytes do not fit the shape."""
+    if shape and min(shape) < 0:  # which `reshape` would take for "as many as there are"
+        raise ValueError(f"the shape {list(shape)} of '{name}' has negative dimensions")
     if datatype != BYTES:
         return data.view(dtype_of(datatype)).reshape(shape)
     try:

@@ -36,7 +36,8 @@ _INCOMPLETE = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+    """Return a limit as a socket option takes it: 0 is no limit, so shorter ones become 1 us."""
+    return struct.pack("ll", *divmod(max(1, int(seconds * 1_000_000)) if seconds else 0, 1_000_000))
 
 
 def message_buffer() -> memoryview:

@@ -2,13 +2,15 @@
 
 import os
 import re
+import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.c_programs import LIBRARY, MEMORY, STRICT, cc, run, sanitizer
-from tests.running_server import ROOT
+from tests.running_server import ROOT, WATCHDOG_S
 from tests.servers import SMALL, Server, only
 
 MODELS = "workers,tests/repositories/basic,tests/repositories/streams"
@@ -75,21 +77,33 @@ def test_the_header_works_without_exceptions(tmp_path: Path, compiler: str) -> N
     cc(*flags, "-c", "-o", tmp_path / "none.o", source, compiler=compiler)
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_parameter_that_need_not_fit_says_so(tmp_path: Path, compiler: str) -> None:
+    source = tmp_path / "large.cpp"
+    body = 'void f(shmserve::Request &r, std::uint64_t n) { r.parameter("n", n); }'
+    source.write_text(f'#include "shmserve.hpp"\n{body}\n')
+    with pytest.raises(AssertionError, match="convert the value"):
+        cc("-std=c++17", f"-I{LIBRARY}", "-fsyntax-only", source, compiler=compiler)
+
+
 def test_the_first_call_of_the_page(server: Server, tmp_path: Path) -> None:
     """In C as the page types it, and the program in C++ that it shows."""
     page = (ROOT / "docs/client_c.md").read_text()
     (tmp_path / "client").symlink_to(ROOT / "client")
-    compile_, call = re.findall(r"^    (cc .*|\./hello)$", page, re.MULTILINE)
+    (program,) = re.findall(r"^    #include <cstdio>\n(?:    .*\n|\n)*?    }$", page, re.MULTILINE)
+    (tmp_path / "hello.cpp").write_text(textwrap.dedent(program))
+    typed = re.findall(r"^    ((?:cc|c\+\+) .*|\./hello.*)$", page, re.MULTILINE)
     environ = {**os.environ, "SHMSERVE_RUN_DIR": server.run_dir}
-    (digit,) = run("sh", "-c", f"cd {tmp_path} && {compile_} && {call}", environ=environ)
-    (program,) = re.findall(r"^    #include <cstdio>\n(?:    .*\n|\n)*    }$", page, re.MULTILINE)
-    source = tmp_path / "hello.cpp"
-    source.write_text(program)
-    library = tmp_path / "shmserve.o"
-    cc(*STRICT, "-c", "-o", library, LIBRARY / "shmserve.c")
-    flags = (*STRICT_CPP, f"-I{LIBRARY}", "-o", tmp_path / "hello_cpp")
-    cc(*flags, source, library, compiler="g++")
-    assert run(tmp_path / "hello_cpp", environ=environ) == [digit]
+    in_c, in_cpp = run("sh", "-ec", "\n".join([f"cd {tmp_path}", *typed]), environ=environ)
+    assert in_c == in_cpp
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_the_library_compiled_as_cpp_says_what_to_do(compiler: str) -> None:
+    command = [compiler, "-std=c++17", "-fsyntax-only", str(LIBRARY / "shmserve.c")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
+    assert done.returncode
+    assert "compile it with cc -c" in done.stderr
 
 
 def test_the_page_names_all_of_the_library() -> None:

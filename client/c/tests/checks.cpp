@@ -1,4 +1,4 @@
-// Checks of shmserve.hpp against a server (tests/integration/test_client_cpp.py): checks_cpp CLIENT_SOCKET
+// Checks of shmserve.hpp against a server (tests/integration/test_client_examples.py): checks_cpp CLIENT_SOCKET
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -26,6 +26,20 @@ template <class Function> shmserve_code thrown(Function function) {
         return error.code();
     }
     return SHMSERVE_OK;
+}
+
+// Error::what() of a long text ends before the character that has no room.
+void long_text() {
+    std::string text(SHMSERVE_TEXT - 2, 'x'), kept = text;
+    text += "\u00e9\u00e9";
+    shmserve_answer failed{};
+    failed.code = SHMSERVE_INTERNAL, failed.text = text.c_str();
+    try {
+        shmserve::Answer(&failed).check();
+        CHECK(false);
+    } catch (const shmserve::Error &error) {
+        CHECK(error.what() == kept);
+    }
 }
 
 void calls(shmserve::Client &client) {
@@ -115,6 +129,7 @@ void models(shmserve::Client &client) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
+    long_text();
     shmserve::Options options;
     options.path = argv[1], options.timeout = 30s, options.look = std::chrono::microseconds(200);
     shmserve::Client client(options);

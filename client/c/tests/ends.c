@@ -4,6 +4,8 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 static unsigned interrupted;
@@ -14,6 +16,14 @@ static int interrupted_fallocate(int fd, off_t at, off_t size) {
     return interrupted % 2 || size > 16 << 20 ? EINTR : posix_fallocate(fd, at, size);
 }
 #define posix_fallocate interrupted_fallocate
+
+static unsigned refused; /* packets for which the kernel had no memory; 0: it has some */
+
+static ssize_t send_or_refuse(int sock, const void *packet, size_t size, int flags) {
+    if (!refused || ++refused > 100000) return send(sock, packet, size, flags);
+    return errno = ENOBUFS, -1;
+}
+#define send send_or_refuse
 #include "../shmserve.c"
 
 #define CHECK(condition) \
@@ -473,6 +483,28 @@ static int arguments(void) {
     return 0;
 }
 
+/* The server ends the lane, or the connection, where a text is not UTF-8: it is not sent. */
+static int texts(void) {
+    static const char *const BAD[] = {"\xff", "a\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x98", "\xc0\xaf", "\xe0\x80\xaf",
+                                      "\xf0\x80\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80"};
+    if (begin()) return 1;
+    shmserve_tensor named = input;
+    shmserve_request request = {.inputs = &named, .input_count = 1};
+    shmserve_lane *none;
+    shmserve_model *model = NULL;
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        named.name = BAD[i];
+        CHECK(shmserve_submit(lane, &request, NULL, &error) == SHMSERVE_INVALID_ARGUMENT && strstr(error.text, "UTF-8"));
+        CHECK(shmserve_lane_open(&client, BAD[i], "", 0, &none, &error) == SHMSERVE_INVALID_ARGUMENT && !none);
+        CHECK(shmserve_describe(&client, "m", BAD[i], 0, &model, &error) == SHMSERVE_INVALID_ARGUMENT && !model);
+    }
+    CHECK(read_requests() == 0);
+    named.name = "\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf";
+    CHECK(!shmserve_submit(lane, &request, NULL, &error) && read_requests() == 1);
+    shmserve_lane_close(lane), close(other);
+    return 0;
+}
+
 /* Signals that keep coming do not keep memory from being allocated. */
 static int signals(void) {
     size_t size = ((size_t)64 << 20) + 4096;
@@ -480,6 +512,50 @@ static int signals(void) {
     struct stat about;
     CHECK(fd >= 0 && !fstat(fd, &about) && (size_t)about.st_size == size && (size_t)about.st_blocks * 512 == size);
     close(fd);
+    return 0;
+}
+
+/* A kernel without memory for a packet is asked again later, although the socket has room. */
+static int no_memory_to_send(void) {
+    if (begin()) return 1;
+    shmserve_request request = {.inputs = &input, .input_count = 1};
+    uint64_t ticket;
+    const shmserve_answer *answer;
+    refused = 1;
+    CHECK(!shmserve_submit(lane, &request, &ticket, &error));
+    CHECK(refused < 100 && count_calls(lane, UNSENT) == 1);
+    CHECK(send_packet(other, "x", 1, -1, now_ns() + 50 * MS) == TIMEOUT && refused < 1000);
+    refused = 0;
+    CHECK(!shmserve_take(lane, 0, &answer, &error) && !answer && read_requests() == 1);
+    if (send_answer(ticket, true)) return 1;
+    CHECK(!shmserve_take(lane, -1, &answer, &error) && answer && answer->code == SHMSERVE_OK);
+    shmserve_lane_close(lane), close(other);
+    return 0;
+}
+
+/* A process that has as many descriptors as it may: the server has broken nothing. */
+static int no_descriptor_is_left(void) {
+    if (begin()) return 1;
+    int control[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control));
+    client.control = control[0], client.has_lanes = true;
+    uint8_t bytes[64];
+    Writer w = writer(bytes, sizeof bytes);
+    put_array(&w, 5), put_text(&w, "LaneOpened"), put_text(&w, "1"), put_text(&w, "m-1-0");
+    put_tag(&w, 0xc2, 0, 0), put_uint(&w, 1);
+    CHECK(send_packet(control[1], bytes, written(&w), other, NEVER) == DONE);
+    struct rlimit usual, none;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &usual));
+    int next = dup(other);
+    close(next);
+    none = usual, none.rlim_cur = (rlim_t)next;
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+    shmserve_lane *second;
+    bool no_buffer = !shmserve_alloc(&client, 1, &error) && strstr(error.text, strerror(EMFILE));
+    shmserve_code code = shmserve_lane_open(&client, "m", "", 0, &second, &error);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &usual));
+    CHECK(no_buffer && code == SHMSERVE_RESOURCE_EXHAUSTED && !second && strstr(error.text, "no descriptor"));
+    shmserve_lane_close(lane), close(other), close(control[1]);
     return 0;
 }
 
@@ -492,7 +568,8 @@ int main(int argc, char **argv) {
         {"patience", patience}, {"time", a_short_time}, {"cancel", cancelled_before_it_is_sent}, {"late", late_requests},
         {"behind", answers_behind_a_late_one}, {"for_ever", late_answers_for_ever}, {"no_credit", answers_without_credit},
         {"stuck", stuck}, {"renew", renewed_in_vain}, {"unused", unused_buffers}, {"lost_memory", lost_memory},
-        {"arguments", arguments}, {"signals", signals},
+        {"arguments", arguments}, {"signals", signals}, {"no_descriptor", no_descriptor_is_left},
+        {"no_memory", no_memory_to_send}, {"texts", texts},
     };
     for (size_t i = 0; argc == 2 && i < sizeof ALL / sizeof *ALL; i++)
         if (!strcmp(argv[1], ALL[i].name)) return ALL[i].check();

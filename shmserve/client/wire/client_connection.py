@@ -64,7 +64,12 @@ class ControlConnection:
         if len(fds) != 1 or not isinstance(reply, wire.LaneOpened):
             close_all(fds)
             raise PeerDied("the server gave no lane")
-        return reply, Channel(socket.socket(fileno=fds[0]))
+        try:
+            sock = socket.socket(fileno=fds[0])
+        except OSError:
+            close_all(fds)
+            raise PeerDied("the server gave something else than a lane") from None
+        return reply, Channel(sock)
 
     def close(self) -> None:
         """Close the connection; registered memory stays registered until this process ends."""
@@ -105,7 +110,10 @@ class ControlConnection:
         finally:
             self._lock.release()
         if isinstance(reply, wire.Failed):
-            raise from_code(Code(reply.code), reply.text)
+            code = Code.__members__.get(
+                reply.code, Code.UNKNOWN
+            )  # a newer server's has no name here
+            raise from_code(code, reply.text)
         if not isinstance(reply, expected):
             close_all(received)
             raise PeerDied("the server's reply is not the expected one")

@@ -8,6 +8,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +22,8 @@ from shmserve.client.output_sizes import DescribedModel, OutputSizes
 from shmserve.client.tensors import ClientTensor
 from shmserve.client.wire.client_connection import ControlConnection
 from shmserve.client.wire.http_transport import Reply, Transport
-from shmserve.errors import PeerDied
+from shmserve.errors import Code, PeerDied, ShmserveError
+from shmserve.protocol.control import client_messages
 from shmserve.tensor.dtypes import DATATYPES
 
 
@@ -104,6 +107,12 @@ def test_what_is_no_tensor(value) -> None:
         ClientTensor("x", value)
 
 
+@pytest.mark.parametrize("shape", [(-4,), (-1,), (2, -2)])
+def test_a_server_cannot_leave_a_dimension_open(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="negative dimensions"):
+        tensors.from_bytes(np.zeros(16, np.uint8), "FP32", shape, "x", "m")
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "https://", "http://", "ftp://a/b"])
 def test_addresses(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
@@ -135,6 +144,51 @@ def test_a_client_socket_of_nobody_who_may_serve_it(tmp_path) -> None:
         listener.listen()
         with pytest.raises(PeerDied, match="another user"):
             ControlConnection(place, {os.geteuid() + 1})
+
+
+@contextmanager
+def replying(path: str, reply: client_messages.FromServer, fd: int) -> Iterator[None]:
+    """Serve one connection: hello, and a reply with a descriptor to each question."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                hello = client_messages.ServerHello(client_messages.VERSION, lanes=True)
+                connection.send(client_messages.encode(hello))
+                while connection.recv(1 << 16):
+                    socket.send_fds(connection, [client_messages.encode(reply)], [fd])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_a_failure_whose_code_only_newer_servers_know(tmp_path) -> None:
+    reply = client_messages.Failed("OF_A_NEWER_SERVER", "the text")
+    path = str(tmp_path / "c.sock")
+    with open(os.devnull) as file, replying(path, reply, file.fileno()):
+        control = ControlConnection(path)
+        with pytest.raises(ShmserveError, match="the text") as failed:
+            control.open_lane("m", "", 30.0)
+        assert failed.value.code == Code.UNKNOWN
+        control.close()
+
+
+def test_a_descriptor_that_is_no_lane(tmp_path) -> None:
+    reply = client_messages.LaneOpened("1", "m-1-0", False, 10**9)
+    path = str(tmp_path / "c.sock")
+    with open(os.devnull) as file, replying(path, reply, file.fileno()):
+        control = ControlConnection(path)
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(PeerDied, match="lane"):
+            control.open_lane("m", "", 30.0)
+        assert os.listdir("/proc/self/fd") == before
+        control.close()
 
 
 @pytest.mark.parametrize(("status", "user"), [(200, 77), (404, 77), (404, None)])

@@ -31,6 +31,20 @@ def test_messages_keep_their_borders(pair: Pair) -> None:
     assert pair[1].receive_within(0.0) is None
 
 
+@pytest.mark.parametrize("limit_s", [1e-9, 9e-7, -1.0])
+def test_a_limit_below_a_microsecond_is_one(limit_s: float) -> None:
+    """The kernel takes 0 for no limit."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(right)
+    left.send(b"x")  # without the limit, too, the test ends
+    assert channel.receive_within(limit_s) is not None
+    kept = right.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+    assert kept != bytes(16)
+    assert channel.receive_within(limit_s) is None
+    channel.close()
+    left.close()
+
+
 def test_fds_ride_along_and_are_not_inherited(pair: Pair) -> None:
     read, write = os.pipe()
     pair[0].send(b"x", [read, write])
