@@ -1,5 +1,7 @@
 """Lanes: local programs talk to executors, with valid and with hostile messages."""
 
+import contextlib
+import itertools
 import json
 import os
 import select
@@ -263,6 +265,8 @@ def test_a_model_without_lanes_is_asked_over_http(server: Server) -> None:
 
 def test_lanes_are_limited_and_come_back(server: Server, program: Program) -> None:
     lanes = [program.lane("echo") for _ in range(9)]  # one user may have 3/4 of max_lanes
+    for lane in lanes:  # so that the executor has all of their descriptors
+        assert lane.ask(request(1, floats(1))).status == 200
     reply, fds = program.ask(control.OpenLane("echo"))
     assert isinstance(reply, control.Failed)
     assert reply.code == "RESOURCE_EXHAUSTED"
@@ -441,7 +445,14 @@ def test_a_flood_is_read_no_faster_than_it_is_answered(server: Server, program: 
         assert other.ask(request(1, floats(5))).status == 200
     poll = select.poll()
     poll.register(lane.sock, 0)
-    wait_until(lambda: bool(poll.poll(0)), "a reader that stalls longer than send_timeout_s")
+    numbers = itertools.count(sent)
+
+    def closed() -> bool:
+        with contextlib.suppress(OSError):  # if the executor was slow, there is room again
+            lane.send(request(next(numbers), floats(*range(1000))))
+        return bool(poll.poll(0))
+
+    wait_until(closed, "a reader that stalls longer than send_timeout_s")
     lane.close()
 
 
@@ -572,6 +583,8 @@ def _without_coordinator(own: Server, client: Client, program: Program) -> None:
     assert lanes[0].ask(request(1, floats(1))).status == 200
     wait_until(lambda: own.pids("coordinator") not in ([], [pid]), "no coordinator")
     own.wait_linked()
+    # Executors tell of their lanes before they tell of the lanes' counts
+    wait_until(lambda: counts(own, "echo")[0] == 2, "the lanes' counts")
     with Program(own.run_dir) as again:
         replies = [again.ask(control.OpenLane("echo")) for _ in range(2)]
         assert isinstance(replies[0][0], control.LaneOpened)
@@ -579,6 +592,5 @@ def _without_coordinator(own: Server, client: Client, program: Program) -> None:
         for _, fds in replies:
             for fd in fds:
                 os.close(fd)
-    wait_until(lambda: counts(own, "echo")[0] == 2, f"{counts(own, 'echo')}")
     for lane in lanes:
         lane.close()

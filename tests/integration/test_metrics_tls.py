@@ -82,9 +82,8 @@ def test_the_client_says_so(server: Encrypted) -> None:
 def test_the_log_says_which_listeners_have_tls(server: Encrypted) -> None:
     place = f"https://127.0.0.1:{server.http_port}"
     metrics = f"http://{server.environ['SHMSERVE_METRICS_BIND']}"
-    log = server.log()
-    assert f"Listening at: {place},unix:{server.unix_path},{metrics} (" in log
-    assert f"HTTP: {place} unix:{server.unix_path} {metrics}," in log
+    server.wait_log(f"Listening at: {place},unix:{server.unix_path},{metrics} (")
+    server.wait_log(f"HTTP: {place} unix:{server.unix_path} {metrics},")
 
 
 def test_metrics_have_tls_and_keys_by_default(tmp_path: Path) -> None:

@@ -62,15 +62,17 @@ class Collector:
 
     def take(self, path: str, body: bytes) -> None:
         if path == "/v1/traces":
+            found: dict[str, list[trace_pb2.Span]] = {}
             for group in ExportTraceServiceRequest.FromString(body).resource_spans:
                 self.resource = attributes(group.resource)
                 for span in (span for scope in group.scope_spans for span in scope.spans):
-                    self.spans.setdefault(span.trace_id.hex(), []).append(span)
+                    found.setdefault(span.trace_id.hex(), []).append(span)
+            for trace, spans in found.items():  # at once, as a test waits for their number
+                self.spans[trace] = self.spans.get(trace, []) + spans
         else:
             assert path == "/v1/metrics"
             for some in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                for metric in (m for scope in some.scope_metrics for m in scope.metrics):
-                    self.metrics[metric.name] = metric
+                self.metrics |= {m.name: m for scope in some.scope_metrics for m in scope.metrics}
 
     def stop(self) -> None:
         if self._server is not None:
@@ -125,7 +127,7 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
         otlp_headers=f"x-api-key={KEY}",
         otlp_service_name="models",
         otlp_resource="deployment.environment.name=test",
-        otlp_timeout_s=1,
+        otlp_timeout_s=5,  # what a slow collector has taken would be sent again
         otlp_metrics_interval_s=0.5,
     ) as server:
         server.wait_instances()

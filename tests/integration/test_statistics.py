@@ -264,6 +264,7 @@ def test_executor_and_coordinator_at_once(counted: Server) -> None:
     """The supervisor keeps the page of the dead executor for the next coordinator."""
     for _ in range(25):
         assert counted.infer("echo", GOOD)[0] == 200
+    assert success(counted, "echo") == 25  # the executor counts after its last answer
     for role in ("coordinator", "executor echo"):
         os.kill(counted.pids(role)[0], signal.SIGKILL)
     counted.wait_linked()
@@ -413,11 +414,11 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: Server) -> Non
 def traces(server: Server, suffix: str = "") -> dict[int, Any]:
     """Return traces by id, gathered as a reader of Triton's trace files does."""
     try:
-        text = Path(server.environ[TRACE_FILE] + suffix).read_text()
-    except FileNotFoundError:
-        text = ""
+        rows = json.loads(Path(server.environ[TRACE_FILE] + suffix).read_text())
+    except (FileNotFoundError, ValueError):  # no file yet, or just being written
+        rows = []
     found: dict[int, Any] = {}
-    for row in json.loads(text) if text else []:
+    for row in rows:
         trace = found.setdefault(row["id"], {"times": {}, "tensors": []})
         trace.update({k: v for k, v in row.items() if k.startswith("model")})
         trace["times"].update({stamp["name"]: stamp["ns"] for stamp in row.get("timestamps", ())})

@@ -91,7 +91,8 @@ def test_a_server_whose_log_nobody_reads_serves_watches_and_ends(pipe: UnreadPip
 
         wait_until(all_accounted, f"lines that are there or counted: {REQUESTS}")
         assert DROPPED.search(pipe.text)
-        assert "master gunicorn.error: Listening at" in pipe.text
+        first_line = "master gunicorn.error: Listening at"
+        wait_until(lambda: first_line in pipe.read(), "the master's first line")
 
         first = server.pids("supervisor")  # a new supervisor writes the master's lines from now on
         os.kill(first[0], signal.SIGKILL)

@@ -355,7 +355,7 @@ def streamed(client: Any, first: int | str, second: int | str) -> None:
 def iterated(client: Any) -> None:
     """Send two requests that a model answers once per run, in shared runs."""
     stream = Stream(client)
-    runs = {"long": 20, "short": 4}
+    runs = {"long": 200, "short": 4}
     for name, count in runs.items():
         asked = given(grpc, COUNT=np.full((1, 1), count, np.int32))
         stream.send("countdowns", asked, request_id=name)

@@ -88,9 +88,9 @@ class LanePeers:
 
     def introduce(self) -> None:
         """Tell a new coordinator of the lanes and of their counter page."""
+        self._tell(LanesOpen(tuple(self._owners().elements())))
         with contextlib.suppress(OSError):  # no descriptor is left: the next lane tries again
             self._counting.announce()
-        self._tell(LanesOpen(tuple(self._owners().elements())))
 
     def violated(self, lane: Lane) -> None:
         """Record an unreadable message of a lane, or a message that is not allowed now."""
