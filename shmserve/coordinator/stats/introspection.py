@@ -24,7 +24,7 @@ from shmserve.transport.channel import close_all
 # Longest wait of a report for executors to count sent answers, and the time between two looks, in
 # seconds. Counting takes some microseconds; an executor may have been killed
 # or stopped meanwhile.
-_COUNTING_S, _LOOK_S = 0.04, 0.001
+_COUNTING_S, _LOOK_S = 0.5, 0.001
 _USAGE_S = 1.0  # least time between two looks at all processes, without a history
 
 
