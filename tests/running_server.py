@@ -225,10 +225,17 @@ class RunningServer:
         return status
 
     def kill_all(self) -> None:
-        """Send SIGKILL to every process of this server. For tests that failed."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Send SIGKILL to every process of this server, also to those that others started
+        meanwhile."""
+
+        def all_dead() -> bool:
+            pids = self.processes()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not pids
+
+        wait_until(all_dead, "processes live on")
         if self.master is not None:
             self.master.wait(WATCHDOG_S)
 

@@ -89,7 +89,7 @@ class Tree:
         assert pid
         os.kill(pid, signal.SIGKILL)
         if pid == self.master.pid:
-            self.master.wait(10)
+            self.master.wait(60)
         wait_until(lambda: not is_running(pid), f"end of {pid}")
 
     def replace(self, *roles: str) -> None:
@@ -107,7 +107,7 @@ class Tree:
         """Kill the service if the test has not ended it. No process may be left."""
         if self.master.poll() is None:
             self.master.kill()
-        self.master.wait(10)
+        self.master.wait(60)
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: not self.members(), "the end of all", 60)
         left = self.members()

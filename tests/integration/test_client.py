@@ -16,7 +16,7 @@ import pytest
 import shmserve.client
 from shmserve.client import Client, InferenceError, api
 from shmserve.client.memory import shared_pools
-from tests.holding import replace
+from tests.holding import Hold, replace
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server, beside, inference_error, only
 
@@ -351,8 +351,10 @@ def test_outputs_larger_than_before(own_server: Server) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False])
-def test_a_deadline_costs_the_memory_it_may_still_write_to(own_server: Server, lanes: bool) -> None:
-    with connect(own_server, lanes=lanes) as client:
+def test_a_deadline_costs_the_memory_it_may_still_write_to(
+    own_server: Server, tmp_path: Path, lanes: bool
+) -> None:
+    with connect(own_server, lanes=lanes) as client, Hold(tmp_path) as hold:
         x = np.arange(5000, dtype=np.float32)
         client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})
         first = {row["region"] for row in regions_of(own_server)}
@@ -361,7 +363,7 @@ def test_a_deadline_costs_the_memory_it_may_still_write_to(own_server: Server, l
         before = {row["region"] for row in regions_of(own_server)} - (first if lanes else set())
         assert before
         with inference_error(0):
-            client.infer("misbehaving", {"COMMAND": [b"sleep:02"]}, timeout=0.3)
+            client.infer("misbehaving", {"COMMAND": [f"hold:{hold.path}"]}, timeout=2)
         client.infer("echo", {"IN": x})
         after = {row["region"] for row in regions_of(own_server)}
         assert not after & before, "what the late answer may be written to is not used again"

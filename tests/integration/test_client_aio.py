@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from shmserve.client.memory.device_blocks import DeviceBlocks
 from shmserve.client.wire.cancel_scope import CancelScope
 from shmserve.client.wire.http_transport import Transport
 from shmserve.errors import InvalidArgument
-from tests.holding import Hold, given_up
+from tests.holding import Hold, given_up, in_flight
 from tests.running_server import open_fds, wait_until
 from tests.servers import SMALL, Server, inference_error, served
 
@@ -119,7 +120,9 @@ def test_a_cancelled_task_ends_its_request(
                 tasks.append(asyncio.create_task(call))
                 if hold is holds[0]:
                     await asyncio.to_thread(hold.wait_begun)
-            await asyncio.sleep(0.5)  # until the second is at the server
+            if not options.get("lanes", True):
+                here = partial(in_flight, server, "misbehaving/1/0")
+                await asyncio.to_thread(wait_until, lambda: here() == 2, "the second is sent")
             for task in reversed(tasks):
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,7 +198,7 @@ def test_streams(server: Server, options: dict[str, Any]) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waits
         await kept.aclose()
-        while (await numbers(client, "told"))[0] != before + 2:
+        while (await numbers(client, "told"))[0] < before + 2:
             await asyncio.sleep(0.05)
         late = client.stream("teller", command("slowly:1000000"), timeout=0.5)
         with pytest.raises(InferenceError, match="did not answer in time"):

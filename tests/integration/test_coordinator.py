@@ -72,7 +72,7 @@ def show_or_none(run_dir):
 
 class Peer:
     def __init__(self, run_dir: str) -> None:
-        self.channel = Channel.connect(os.path.join(run_dir, "coordinator.sock"), 5.0)
+        self.channel = Channel.connect(os.path.join(run_dir, "coordinator.sock"), 60.0)
 
     def send(self, message) -> None:
         self.channel.send(messages.encode(message))
@@ -80,7 +80,7 @@ class Peer:
     def receive(self):
         """Return the next message, skipping notices of publications."""
         while True:
-            data, _ = self.channel.receive(10.0)
+            data, _ = self.channel.receive(60.0)
             message = messages.decode_from_coordinator(data)
             if not isinstance(message, RegistryChanged):
                 return message
@@ -96,7 +96,7 @@ class Peer:
     def closed(self) -> bool:
         try:
             while True:
-                self.channel.receive(10.0)
+                self.channel.receive(60.0)
         except PeerDied:
             return True
 

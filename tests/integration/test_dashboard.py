@@ -105,7 +105,9 @@ def test_the_history_has_what_the_counters_have(
     assert latest >= max(value or 0.0 for value in found["total"]["latency_avg"]) > 0
     qps = series(watched, "*qps")
     assert len(qps) == 174
-    assert 0 < sum(qps) <= 140  # a second that was measured a little long has a lower rate
+    # a second that was measured short has a higher rate
+    assert sum(qps) == pytest.approx(sum(value or 0.0 for value in found["total"]["requests"]))
+    assert sum(qps) > 0
     assert found["processors"] == os.cpu_count()
     assert max(found["system"]["memory"]) > 1 << 20
     assert {row["role"] for row in found["processes"]} >= {"http", "executor", "coordinator"}
@@ -142,7 +144,8 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Server)
     infer(watched, GOOD, 1)  # meanwhile requests are answered
     new = until(watched, lambda d: d["life"] != known["life"], "a new history")
     watched.wait_linked()
-    assert data(watched)["models"][0]["requests"] == 31
+    # each worker hands over its counters after its link
+    until(watched, lambda d: [m["requests"] for m in d["models"]] == [31], "all counters")
     first = new["until"]
     new = until(
         watched, lambda d: d["until"] >= first + 2, "seconds with what was counted till now"
@@ -168,9 +171,9 @@ def test_the_history_goes_on_after_a_restart_of_the_service(watched: Server) -> 
     file = Path(watched.run_dir) / "history"
     file.write_bytes(file.read_bytes()[:-9])
     watched.start()
-    new = until(watched, lambda d: d["until"] > 0, "a second of the new history")
-    assert new["until"] < found["until"]
-    assert "the history begins anew: its file in state_dir is unreadable: its end" in watched.log()
+    until(watched, lambda d: d["until"] > 0, "a second of the new history")
+    assert answered(data(watched, "level=hour")) == 0
+    watched.wait_log("the history begins anew: its file in state_dir is unreadable: its end")
 
 
 def test_an_executors_end_is_told_without_a_path(watched: Server) -> None:

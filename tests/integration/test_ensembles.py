@@ -250,7 +250,7 @@ def test_an_error_names_the_step(frontend: Dispatcher, server: Server) -> None:
 def test_a_deadline_and_a_cancellation_end_the_step_that_runs(frontend: Dispatcher) -> None:
     array = np.full(5000, 4000, np.float32)
     with pytest.raises(DeadlineExceeded, match=r"^in ensemble 'alone', .* \(step 'left'\)$"):
-        run(frontend, "alone", array, timeout_s=0.3)
+        run(frontend, "alone", array, timeout_s=2)
     call = frontend.call(frontend.ready_model("alone"), RunOptions(), True)
     with call:
         feed(call, array)
@@ -291,6 +291,15 @@ def test_a_stream_through_other_steps(frontend: Dispatcher, server: Server) -> N
     assert (status, answer["outputs"][0]["data"]) == (200, [3, 5, 7])
 
 
+def kill_left_at_work(frontend: Dispatcher, server: Server) -> None:
+    pools = frontend.executors.pools
+    wait_until(
+        lambda: any(p.in_flight for p in list(pools.values()) if p.instance.name == "left/1/0"),
+        "the second step has not begun",
+    )
+    kill_executor(server, "left/1/0")
+
+
 def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: Server) -> None:
     errors: list[ShmserveError] = []
 
@@ -302,12 +311,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: Server) -
 
     thread = threading.Thread(target=work)
     thread.start()
-    pools = frontend.executors.pools
-    wait_until(
-        lambda: any(p.in_flight for p in list(pools.values()) if p.instance.name == "left/1/0"),
-        "the second step has not begun",
-    )
-    kill_executor(server, "left/1/0")
+    kill_left_at_work(frontend, server)
     thread.join()
     (error,) = errors
     assert isinstance(error, ExecutorLost)
@@ -318,9 +322,11 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: Server) -
     with call:
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
-        threading.Timer(0.3, kill_executor, (server, "left/1/0")).start()
+        killer = threading.Thread(target=kill_left_at_work, args=(frontend, server))
+        killer.start()
         with pytest.raises(ExecutorLost, match=r"the executor of model 'left' died.*step 'left'"):
             next(answers)
+        killer.join()
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")
     outputs, _ = run(frontend, "diamond", np.full(10, 50, np.float32))

@@ -117,7 +117,7 @@ def test_a_deadline_ends_the_wait_and_what_was_not_begun_never_runs(
     with Hold(tmp_path) as hold:
         running = client.method("ModelInfer").future(command(f"hold:{hold.path}"))
         hold.wait_begun()
-        code, _ = client.error("ModelInfer", command("leave"), timeout=0.3)
+        code, _ = client.error("ModelInfer", command("leave"), timeout=2)
         assert code == "DEADLINE_EXCEEDED"
         wait_until(lambda: given_up(shared, "misbehaving") == before + 1, "the server knows it")
     pid = shared.pids("executor misbehaving")

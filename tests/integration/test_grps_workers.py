@@ -226,8 +226,14 @@ def test_own_paths_over_http(server: RunningServer) -> None:
 
 def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: RunningServer) -> None:
     say(frontend, "echo", "hi")
-    wait_until(lambda: any("name" in row for row in server.show("monitor")), "an answer in time")
-    (row,) = server.show("monitor")
+    rows: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        rows[:] = server.show("monitor")
+        return all("name" in row for row in rows) and bool(rows)
+
+    wait_until(told, "all answers in time")
+    (row,) = rows
     assert (row["instance"], row["name"], row["kind"]) == ("echo/1/0", "echoed", "inc")
     assert row["total"] >= 1
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,11 @@ def test_rules_that_mean_nothing_are_refused(rule: str) -> None:
         config.load({"SHMSERVE_HOST_POLICIES": f"cpu={rule}"})
 
 
-def answers(server: RunningServer, model: str) -> bool:
-    return server.lives() and server.infer(model, ASKED)[0] == 200
+def answers(server: RunningServer, model: str, found: dict[str, Any]) -> bool:
+    """Put the answer into `found`. Return False if there is none, as when a thread has ended."""
+    status, document = server.infer(model, ASKED) if server.lives() else (0, {})
+    found[model] = {output["name"]: output["data"] for output in document.get("outputs", ())}
+    return status == 200
 
 
 def reason(server: RunningServer, model: str) -> str:
@@ -70,11 +74,9 @@ def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
     }
     text = ";".join(f"{name}={','.join(rules)}" for name, rules in policies.items())
     with Starting(tmp_path, **SMALL, host_policies=text) as server:
-        found = {}
+        found: dict[str, Any] = {}
         for name in ("plain", "named", "unknown"):
-            wait_until(lambda name=name: answers(server, name), f"{name} is not loaded")  # type: ignore[misc]
-            _, document = server.infer(name, ASKED)
-            found[name] = {o["name"]: o["data"] for o in document["outputs"]}
+            wait_until(lambda name=name: answers(server, name, found), f"{name} is not loaded")  # type: ignore[misc]
         assert found["plain"] == {"CORES": [first], "BOUND": [0]}
         assert found["named"]["CORES"] == sorted(os.sched_getaffinity(0))
         assert found["named"]["BOUND"][0] > 0

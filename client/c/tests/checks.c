@@ -337,9 +337,14 @@ static void streams(void) {
 
 /* ------------------------------------------------------------------------------------------ time and cancellation */
 
+static atomic_bool over;
+
+/* Cancel until the other thread's call has ended: it may begin late. */
 static void *cancel_soon(void *lane) {
-    usleep(100000);
-    CHECK(!shmserve_cancel(lane, 0, NULL));
+    do {
+        usleep(100000);
+        CHECK(!shmserve_cancel(lane, 0, NULL));
+    } while (!atomic_load(&over));
     return NULL;
 }
 
@@ -374,7 +379,7 @@ static void deadlines(void) {
     CHECK(!shmserve_infer(lane, request, &answer, &error));
 
     /* the late answer makes the buffer usable again */
-    command_request(&c, "sleep:0.5", "OUT");
+    command_request(&c, "sleep:1.5", "OUT");
     c.output.data = out, c.output.nbytes = 4000;
     give_up(lane, &c.request);
     struct pollfd late = {.fd = shmserve_lane_fd(lane), .events = POLLIN};
@@ -391,6 +396,7 @@ static void deadlines(void) {
     CHECK(!pthread_create(&thread, NULL, cancel_soon, lane));
     shmserve_code code = shmserve_infer(lane, &c.request, NULL, &error);
     CHECK(code == SHMSERVE_OK || code == SHMSERVE_CANCELLED);
+    atomic_store(&over, true);
     pthread_join(thread, NULL);
     CHECK(!shmserve_cancel(lane, 12345, &error));
     /* in the queue, where the executor may read the request before its cancellation */
@@ -563,7 +569,6 @@ static const char *take_some(shmserve_lane *lane, unsigned *state, long *answere
     return NULL;
 }
 
-static atomic_bool over;
 static atomic_long all_answered, all_ready;
 
 /* Keep a lane busy with up to eight requests of many kinds, also after the end until there were some answers: how many
@@ -728,6 +733,7 @@ static void peer_cancelled(const char *path) {
     f.request.timeout_ns = 60000 * MS;
     CHECK(!pthread_create(&thread, NULL, cancel_soon, lane));
     printf("infer %s\n", shmserve_code_name(shmserve_infer(lane, &f.request, NULL, &error)));
+    atomic_store(&over, true);
     pthread_join(thread, NULL);
     shmserve_lane_close(lane);
     shmserve_close(client);
@@ -741,7 +747,7 @@ static void peer_regions(const char *path) {
     shmserve_lane *lane = open_lane("m");
     Floats f;
     floats_request(&f, in, 4096, NULL);
-    f.request.timeout_ns = 200 * MS;
+    f.request.timeout_ns = 1000 * MS;
     printf("first %s\n", shmserve_code_name(shmserve_infer(lane, &f.request, NULL, &error)));
     getchar();
     printf("second %s\n", shmserve_alloc(client, 4096, &error) ? "OK" : error.text);
