@@ -225,7 +225,7 @@ class RunningServer:
         return status
 
     def kill_all(self) -> None:
-        """Send SIGKILL to every process of this server, also to those that others started
+        """Send SIGKILL to every process of this server, also to processes started
         meanwhile."""
 
         def all_dead() -> bool:

@@ -112,7 +112,9 @@ def assemble(
         *(outside.writer, reconciler, regions, runtime_settings),
         *(settings.flags(), settings.pipelines, send, settings.ready_requires),
     )
-    effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
+    effects = EffectRunner(
+        reconciler, outside.checkpoint, publication, sync, outside.jobs, send, launch.run_dir
+    )
     introspection = _introspection(launch, outside, reconciler, regions, limiter, now)
     return Parts(
         reconciler,

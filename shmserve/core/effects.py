@@ -38,6 +38,13 @@ class Dismiss(Struct, frozen=True):
     reason: str
 
 
+class DropEndpoint(Struct, frozen=True):
+    """Remove the socket of an executor that no supervisor knows, if the executor has ended."""
+
+    process: str
+    pid: int
+
+
 class LogForOperators(Struct, frozen=True):
     """Log a sentence for operators."""
 
@@ -57,4 +64,6 @@ class Forget(Struct, frozen=True):
     overrides: str
 
 
-Effect = Publish | Desire | AnswerGrant | AskTrim | Dismiss | LogForOperators | Forget
+Effect = (
+    Publish | Desire | AnswerGrant | AskTrim | Dismiss | DropEndpoint | LogForOperators | Forget
+)

@@ -152,7 +152,7 @@ class Balancer:
     def _runs(self) -> bool:
         try:
             return bool(self.tell("show info"))
-        except OSError:  # the socket's file is there before HAProxy listens
+        except OSError:  # HAProxy makes the socket's file before listening
             return False
 
     def log(self) -> str:

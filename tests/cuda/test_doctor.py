@@ -141,7 +141,7 @@ def test_a_driver_that_hangs_or_kills_is_told(
         process = trial._process
         with pytest.raises(TrialFailed, match=reason):
             trial.result(CudaFacts)
-    assert process.wait(30)  # it was ended, and does not sleep on
+    assert process.wait(30)  # ended, and not asleep
 
 
 def test_the_command_line_itself_imports_no_cuda() -> None:

@@ -382,7 +382,7 @@ def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     built = tmp_path / "built"
     run("cmake", "-S", LIBRARY, "-B", built, "-DCMAKE_INSTALL_LIBDIR=lib")
     run("cmake", "--build", built)
-    run("cmake", "--install", built, "--prefix", prefix)  # not the one that was configured
+    run("cmake", "--install", built, "--prefix", prefix)  # another than configured
     run("cmake", "-S", user, "-B", user / "built", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", user / "built")
     assert run(user / "built/in_c") == run(user / "built/in_cxx") == ["0.2.0"]

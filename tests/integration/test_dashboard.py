@@ -105,7 +105,7 @@ def test_the_history_has_what_the_counters_have(
     assert latest >= max(value or 0.0 for value in found["total"]["latency_avg"]) > 0
     qps = series(watched, "*qps")
     assert len(qps) == 174
-    # a second that was measured short has a higher rate
+    # a second measured short has a higher rate
     assert sum(qps) == pytest.approx(sum(value or 0.0 for value in found["total"]["requests"]))
     assert sum(qps) > 0
     assert found["processors"] == os.cpu_count()
@@ -144,7 +144,7 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Server)
     infer(watched, GOOD, 1)  # meanwhile requests are answered
     new = until(watched, lambda d: d["life"] != known["life"], "a new history")
     watched.wait_linked()
-    # each worker hands over its counters after its link
+    # workers hand over counters after linking
     until(watched, lambda d: [m["requests"] for m in d["models"]] == [31], "all counters")
     first = new["until"]
     new = until(

@@ -68,6 +68,10 @@ def test_a_full_run_directory_stops_nobody(tmp_path: Path, run_dir: Path) -> Non
             replace(server, role)
             wait_until(lambda: server.lives() and answers(), f"answers without that {role}")
             assert server.pids("coordinator") == coordinator
+        # the executor's socket has an inode, and the new supervisor hears of no executor
+        for role in ("supervisor", "coordinator", "executor"):
+            os.kill(server.pids(role)[0], signal.SIGKILL)
+        wait_until(lambda: server.lives() and answers(), "answers with all of them replaced")
         replace(server, "coordinator")
         replace(server, "executor")
         wait_until(answers, "answers with another coordinator")

@@ -265,7 +265,7 @@ def test_a_model_without_lanes_is_asked_over_http(server: Server) -> None:
 
 def test_lanes_are_limited_and_come_back(server: Server, program: Program) -> None:
     lanes = [program.lane("echo") for _ in range(9)]  # one user may have 3/4 of max_lanes
-    for lane in lanes:  # so that the executor has all of their descriptors
+    for lane in lanes:  # so the executor has all descriptors
         assert lane.ask(request(1, floats(1))).status == 200
     reply, fds = program.ask(control.OpenLane("echo"))
     assert isinstance(reply, control.Failed)
@@ -448,7 +448,7 @@ def test_a_flood_is_read_no_faster_than_it_is_answered(server: Server, program: 
     numbers = itertools.count(sent)
 
     def closed() -> bool:
-        with contextlib.suppress(OSError):  # if the executor was slow, there is room again
+        with contextlib.suppress(OSError):  # after a slow turn of the executor, messages fit again
             lane.send(request(next(numbers), floats(*range(1000))))
         return bool(poll.poll(0))
 
@@ -583,7 +583,7 @@ def _without_coordinator(own: Server, client: Client, program: Program) -> None:
     assert lanes[0].ask(request(1, floats(1))).status == 200
     wait_until(lambda: own.pids("coordinator") not in ([], [pid]), "no coordinator")
     own.wait_linked()
-    # Executors tell of their lanes before they tell of the lanes' counts
+    # Executors report lanes before the lanes' counts
     wait_until(lambda: counts(own, "echo")[0] == 2, "the lanes' counts")
     with Program(own.run_dir) as again:
         replies = [again.ask(control.OpenLane("echo")) for _ in range(2)]

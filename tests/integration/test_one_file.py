@@ -90,7 +90,7 @@ def test_a_file_with_the_name_of_a_module_in_the_working_directory(tmp_path: Pat
     code = "def double(number: int) -> int: return 2 * number"
     one_file(tmp_path, code, "queue.py")
     (tmp_path / "asyncio.py").write_text("raise ImportError")
-    # as the script `shmserve`, which does not import from there either
+    # as the script `shmserve` starts
     begin = ("env", "-C", str(tmp_path), "sh", "-c", 'exec "$0" -P "$@"')
     with served(Path("queue.py"), within=begin) as server:
         assert server.post("/models/queue", {"number": 3}) == (200, 6)

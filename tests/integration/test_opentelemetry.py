@@ -67,7 +67,7 @@ class Collector:
                 self.resource = attributes(group.resource)
                 for span in (span for scope in group.scope_spans for span in scope.spans):
                     found.setdefault(span.trace_id.hex(), []).append(span)
-            for trace, spans in found.items():  # at once, as a test waits for their number
+            for trace, spans in found.items():  # at once: a test waits for the number
                 self.spans[trace] = self.spans.get(trace, []) + spans
         else:
             assert path == "/v1/metrics"
@@ -127,7 +127,7 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
         otlp_headers=f"x-api-key={KEY}",
         otlp_service_name="models",
         otlp_resource="deployment.environment.name=test",
-        otlp_timeout_s=5,  # what a slow collector has taken would be sent again
+        otlp_timeout_s=5,  # else a slow collector gets spans twice
         otlp_metrics_interval_s=0.5,
     ) as server:
         server.wait_instances()

@@ -316,7 +316,7 @@ def test_requests_run_again_until_the_model_releases_them(
     with Hold(tmp_path) as hold:
         many = threads.submit(count, server, 60, str(hold.path))
         hold.wait_begun()
-        # later requests join its runs
+        # later requests join these runs
         few = [threads.submit(count, server, 5) for _ in range(3)]
         wait_until(lambda: in_flight(server, "countdown/1/0") == 4, "not all are there")
     for status, document in (each.result() for each in few):

@@ -264,7 +264,7 @@ def test_executor_and_coordinator_at_once(counted: Server) -> None:
     """The supervisor keeps the page of the dead executor for the next coordinator."""
     for _ in range(25):
         assert counted.infer("echo", GOOD)[0] == 200
-    assert success(counted, "echo") == 25  # the executor counts after its last answer
+    assert success(counted, "echo") == 25  # the executor counts after the last answer
     for role in ("coordinator", "executor echo"):
         os.kill(counted.pids(role)[0], signal.SIGKILL)
     counted.wait_linked()

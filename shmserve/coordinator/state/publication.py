@@ -29,6 +29,8 @@ from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.triton_config import document
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import rundir
+from shmserve.transport.processes import stat_of
 
 _log = logging.getLogger(__name__)
 
@@ -172,6 +174,7 @@ class EffectRunner(Struct, frozen=True):
     _sync: SupervisorSync
     _jobs: RepositoryJobs
     _send: Send
+    _run_dir: str
 
     def perform(self, decided: Sequence[effects.Effect]) -> None:
         durable = effects.Publish | effects.Desire | effects.Forget
@@ -197,6 +200,9 @@ class EffectRunner(Struct, frozen=True):
                     self._sync.forget(effect.instances)
                     if effect.overrides:
                         self._jobs.remove(effect.overrides)
+                case effects.DropEndpoint():
+                    if (stat := stat_of(effect.pid)) is None or stat.state == "Z":
+                        rundir.clean_endpoint(self._run_dir, effect.process)
                 case effects.LogForOperators():
                     about = log_fields(**effect.fields)
                     flight_recorder.record("warning", "coordinator", effect.text, effect.fields)

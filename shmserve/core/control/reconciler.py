@@ -14,7 +14,15 @@ Invariants (tests/property/test_reconciler_properties.py):
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.control.rollout import Rollouts
-from shmserve.core.effects import Desire, Dismiss, Effect, LogForOperators, Publish, given_up
+from shmserve.core.effects import (
+    Desire,
+    Dismiss,
+    DropEndpoint,
+    Effect,
+    LogForOperators,
+    Publish,
+    given_up,
+)  # fmt: skip
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -190,10 +198,11 @@ class Reconciler:
         effects = self.ledger.expire(now) + self._look_for_workers(now)
         for record in list(self.instances.values()):
             if record.awaited_until and now >= record.awaited_until:
-                record.step(Event.LOST, now)
-                record.forget_process()
                 about = LogFields(instance=record.name)
                 effects += [LogForOperators("executor did not come back", about), Publish()]
+                effects.append(DropEndpoint(record.process, record.pid))
+                record.step(Event.LOST, now)
+                record.forget_process()
             if record.left or record.state in (State.FAILED, State.STOPPING):
                 continue
             reason = f"the model did not load within {self._load_timeout_s:g} s"

@@ -17,11 +17,11 @@ nothing.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import socket
 import sys
+from contextlib import suppress
 
 import numpy as np
 from google.protobuf import descriptor_pb2  # noqa: F401 (protobuf's own, for configurations)
@@ -47,8 +47,9 @@ def main() -> int:
     parser.add_argument("--socket-fd", type=int, required=True)
     arguments = parser.parse_args()
     setproctitle("shmserve: template")
-    settings = prepare()
-    with socket.socket(fileno=arguments.socket_fd) as supervisor:
+    settings, process = prepare(), ""
+    # a killed supervisor breaks or resets the connection
+    with socket.socket(fileno=arguments.socket_fd) as supervisor, suppress(ConnectionError):
         process = _next_executor(supervisor)
     return run_instance(process, arguments.master_fd, settings) if process else 0
 
@@ -79,7 +80,7 @@ def _next_executor(supervisor: socket.socket) -> str:
             if executor == 0:
                 return _begin(data.decode(), *fds)
             # the supervisor is gone, which the executor notices itself
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 supervisor.send(b"%d" % executor)
             os._exit(0)
         os.waitpid(parent, 0)

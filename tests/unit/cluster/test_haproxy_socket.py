@@ -45,7 +45,7 @@ def balancer(tmp_path, settings):
     def answers() -> bool:
         try:
             return bool(made.ask(["show info"]))
-        except Unavailable:  # the socket's file is there before HAProxy listens
+        except Unavailable:  # HAProxy makes the socket's file before listening
             return False
 
     try:

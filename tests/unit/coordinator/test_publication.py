@@ -1,5 +1,8 @@
 """Publications: which processes are told."""
 
+import os
+import subprocess
+import sys
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +11,8 @@ import pytest
 from msgspec import structs
 
 from shmserve.config import Settings
-from shmserve.coordinator.state.publication import Publication
+from shmserve.coordinator.state.publication import EffectRunner, Publication
+from shmserve.core.effects import DropEndpoint
 from shmserve.core.live_settings import RuntimeSettings
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
@@ -105,3 +109,16 @@ def test_what_could_not_be_published_is_published_once_it_can_be(writer, tmp_pat
     publication.look()
     assert (reader.current().generation, reader.current().flags) == (2, {"flag": True})
     assert told == ["regions", "http-1-aa", "grpc-1-aa"]
+
+
+def test_only_an_ended_executors_socket_is_removed(tmp_path) -> None:
+    for name in ("executor-1-aa", "executor-2-bb"):
+        (tmp_path / f"{name}.sock").touch()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    parts: Any = SimpleNamespace(tell=lambda: None)
+    runner = EffectRunner(parts, parts, parts, parts, parts, parts, str(tmp_path))
+    runner.perform(
+        [DropEndpoint("executor-1-aa", ended.pid), DropEndpoint("executor-2-bb", os.getpid())]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["executor-2-bb.sock"]

@@ -9,7 +9,7 @@ from shmserve.core.control.lifecycle import State
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.control.rollout import LINGER_S, Rollouts
-from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish, given_up
+from shmserve.core.effects import AnswerGrant, Desire, Dismiss, DropEndpoint, Publish, given_up
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -241,7 +241,9 @@ def test_after_a_restart_what_was_published_stays_for_the_grace():
     again.loaded("executor-1-aa", SPEC, "executor-1-aa.sock", 100.5)
     again.instances["m/1/1"].deadline = again.instances["m/1/0"].deadline = 200.0
     assert again.tick(100.0 + GRACE_S - 0.1) == []
-    assert Publish() in again.tick(100.0 + GRACE_S)
+    decided = again.tick(100.0 + GRACE_S)
+    assert Publish() in decided
+    assert DropEndpoint("executor-2-bb", 11) in decided  # no supervisor may know of this end
     assert not again.awaiting
     assert [i.name for i in entry(again).instances] == ["m/1/0"]
     assert again.desired() == NAMES

@@ -1,5 +1,6 @@
 """State of executors right after the fork from the template."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,21 @@ def test_a_model_is_loaded_without_importing_more_of_the_server(model: str) -> N
         check=True,
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_template_whose_supervisor_was_killed_ends_without_a_word(early: bool) -> None:
+    supervisor, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "shmserve.executor.process.template"]
+    command += ["--master-fd", "0", "--socket-fd", str(end.fileno())]
+    if early:
+        supervisor.close()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, pass_fds=[end.fileno()], stderr=pipe) as process:
+        end.close()
+        if not early:
+            supervisor.settimeout(60)
+            assert supervisor.recv(10, socket.MSG_PEEK) == b"ready"  # stays unread: a reset
+            supervisor.close()
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, b"")

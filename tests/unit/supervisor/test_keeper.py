@@ -117,7 +117,7 @@ def kept(
         yield made
     finally:
         for pid in (*made.children(), made.pid) if made.process.poll() is None else ():
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # has just ended
                 os.kill(pid, signal.SIGKILL)
         made.process.wait()
         made.process.stdout.close()
