@@ -59,5 +59,6 @@ def _called() -> list[str]:
     """Return the command as called: by a name that may be a link with another target later."""
     script, *words = sys.argv
     if os.path.basename(script) == "__main__.py":
-        return [sys.executable, "-m", "shmserve", *words]
+        safe = ["-P"] if sys.flags.safe_path else []
+        return [sys.executable, *safe, "-m", "shmserve", *words]
     return [os.path.abspath(script), *words]

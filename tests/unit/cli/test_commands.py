@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import runpy
 import shutil
 import socket
@@ -26,6 +27,7 @@ from shmserve.client.wire import credentials
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.observe.usage import Usage
+from tests.running_server import WATCHDOG_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,9 +57,42 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["shmserve", "--version"])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("shmserve", run_name="__main__")
     assert capsys.readouterr().out == f"shmserve {shmserve.__version__}\n"
+
+
+def test_a_source_tree_in_the_working_directory_is_what_all_processes_run(tmp_path) -> None:
+    """Whatever else is installed."""
+    (tmp_path / "shmserve").symlink_to(ROOT / "shmserve")
+    told = tmp_path / "told"
+    (tmp_path / "m.py").write_text(
+        f"import pathlib, shmserve\npathlib.Path({str(told)!r}).write_text(shmserve.__file__)\n"
+        "def f(x: int) -> int: return x\n"
+    )
+    environ = os.environ | {"SHMSERVE_RUN_DIR": str(tmp_path / "run")}
+    command = [sys.executable, "-m", "shmserve", "check", "--load", "m.py"]
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=WATCHDOG_S)
+    assert told.read_text() == str(tmp_path / "shmserve/__init__.py")
+
+
+@pytest.mark.parametrize("options", [[], ["-P"]])
+def test_a_reload_imports_from_where_the_start_did(options: list[str]) -> None:
+    program = (
+        "import sys; from shmserve.cli.serving import serve;"
+        " sys.argv = ['/x/__main__.py', 'serve']; print(*serve._called())"
+    )
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.stdout.split() == [sys.executable, *options, "-m", "shmserve", "serve"]
 
 
 @pytest.mark.parametrize(
