@@ -633,6 +633,23 @@ def test_a_request_that_a_batched_function_refuses_fails_alone(tmp_path: Path) -
         asked(99)
 
 
+def test_a_request_whose_type_tries_to_exit_fails_alone(tmp_path: Path) -> None:
+    code = """
+    @dataclass
+    class A:
+        x: int
+        def __post_init__(self):
+            if self.x > 1: raise SystemExit(self.x)
+    @batched(max_size=8)
+    def f(a: list[A]) -> list[int]: return [one.x for one in a]
+    """
+    model = Asker(tmp_path, code)
+    bodies = [np.array([[text]], object) for text in (b'{"x": 1}', b'{"x": 2}')]
+    good, bad = model.backend.execute([FakeBackendRequest(("json",), json=b) for b in bodies])
+    assert arrays(good)["json"].tolist() == [[b"1"]]
+    assert failure(bad).message == "SystemExit: 2"
+
+
 def test_the_request_beside_values(tmp_path: Path) -> None:
     model = Asker(tmp_path, "def f(n: int, request: ModelRequest) -> Any: return [n, request.id]")
     assert model.ask({"n": 3}) == [3, "request-1"]

@@ -100,7 +100,7 @@ class HintedBatch(HintedModel):
         for request in requests:
             try:
                 results.append(call.arguments(request))
-            except Exception as ex:  # of the hints' own code as well, such as `__post_init__`
+            except BaseException as ex:  # of the hints' own code as well, such as `__post_init__`
                 results.append(without_frames(from_exception(ex, _log, "infer failed")))
         places = [n for n, result in enumerate(results) if isinstance(result, dict)]
         try:
