@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from shmserve.client.memory import device_arrays
 from shmserve.client.memory.device_blocks import DeviceBlocks
 from shmserve.client.wire.cancel_scope import CancelScope
 from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.lanes import ClientLane
 from shmserve.errors import InvalidArgument
 from tests.holding import Hold, given_up, in_flight
 from tests.running_server import open_fds, wait_until
@@ -104,14 +104,21 @@ def test_many_at_a_time(server: Server) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}])
 def test_a_cancelled_task_ends_its_request(
-    server: Server, tmp_path: Path, options: dict[str, Any]
+    server: Server, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancel three requests: one runs, one is queued at the server, one waits for a thread."""
+    lanes: set[ClientLane] = set()  # lanes that have a request and wait for an answer
+    receive = ClientLane.receive
+    monkeypatch.setattr(ClientLane, "receive", lambda lane, s: lanes.add(lane) or receive(lane, s))
+
+    def sent() -> int:
+        return len(lanes) if options.get("lanes", True) else in_flight(server, "misbehaving/1/0")
 
     async def body(client: AsyncClient) -> None:
         holds = [hold_of(tmp_path / name) for name in ("running", "queued", "unsent")]
         for _ in range(2):
             await client.infer("misbehaving", command("ok:1"))
+        lanes.clear()
         before = given_up(server, "misbehaving")
         with holds[0], holds[1], holds[2]:
             tasks = []
@@ -120,9 +127,7 @@ def test_a_cancelled_task_ends_its_request(
                 tasks.append(asyncio.create_task(call))
                 if hold is holds[0]:
                     await asyncio.to_thread(hold.wait_begun)
-            if not options.get("lanes", True):
-                here = partial(in_flight, server, "misbehaving/1/0")
-                await asyncio.to_thread(wait_until, lambda: here() == 2, "the second is sent")
+            await asyncio.to_thread(wait_until, lambda: sent() == 2, "the second is sent")
             for task in reversed(tasks):
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
