@@ -110,10 +110,8 @@ class ControlConnection:
         finally:
             self._lock.release()
         if isinstance(reply, wire.Failed):
-            code = Code.__members__.get(
-                reply.code, Code.UNKNOWN
-            )  # a newer server's has no name here
-            raise from_code(code, reply.text)
+            # a newer server may have further codes
+            raise from_code(Code.__members__.get(reply.code, Code.UNKNOWN), reply.text)
         if not isinstance(reply, expected):
             close_all(received)
             raise PeerDied("the server's reply is not the expected one")
