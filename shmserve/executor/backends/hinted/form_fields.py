@@ -20,7 +20,7 @@ _BYTES = (kinds.BytesType, kinds.ByteArrayType, kinds.MemoryViewType)
 
 
 def is_object(hint: Any) -> bool:
-    """Return True if a hint is an object or a dict, such as a struct or a pydantic's model."""
+    """Return True if a hint is an object or a dict, such as a struct or a model of pydantic."""
     hint = _bare(hint)
     if is_pydantic(hint):
         return True
