@@ -14,7 +14,7 @@ import sys
 
 from setproctitle import setproctitle
 
-from shmserve import library_telemetry
+from shmserve import build_id, library_telemetry
 from shmserve.config import run_dir  # (gunicorn has a setting named `config`)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
@@ -26,6 +26,7 @@ from shmserve.transport.trust import key_file, tls
 
 processes.undo_parents_state()
 library_telemetry.switch_off(os.environ)  # all processes inherit the variables
+build_id.pass_on_tree(os.environ)
 
 try:
     _settings = launch.settings()

@@ -63,8 +63,7 @@ def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) ->
     assert capsys.readouterr().out == f"shmserve {shmserve.__version__}\n"
 
 
-def test_a_source_tree_in_the_working_directory_is_what_all_processes_run(tmp_path) -> None:
-    """Whatever else is installed."""
+def test_a_source_tree_in_the_working_directory_runs_whatever_is_installed(tmp_path) -> None:
     (tmp_path / "shmserve").symlink_to(ROOT / "shmserve")
     told = tmp_path / "told"
     (tmp_path / "m.py").write_text(
