@@ -25,11 +25,9 @@ _FOLDER = "environments"
 _DONE = b"complete"
 _MOST_FILES = 1_000_000
 _AGAIN_S = 0.1
-# LookupError: a link to a member that is missing; RecursionError: folders in folders
-_MALFORMED = (
-    *(tarfile.TarError, EOFError, ValueError, OverflowError),
-    *(LookupError, RecursionError),
-)
+_MOST_FOLDERS = 200  # in one another: functions that create and remove folders recurse
+# LookupError: a link to a member that is missing
+_MALFORMED = (tarfile.TarError, EOFError, ValueError, OverflowError, LookupError)
 
 
 def folder_in(cache_dir: str) -> str:
@@ -133,6 +131,8 @@ def _extract(archive: tarfile.TarFile, folder: str, most: int, until: float) -> 
                 f"the pack has more than {most} bytes (repository_cache_bytes) or {_MOST_FILES}"
                 " files"
             )
+        if member.name.count("/") > _MOST_FOLDERS:
+            raise ConfigError(f"the pack has more than {_MOST_FOLDERS} folders in one another")
         if time.monotonic() > until:
             raise ConfigError("unpacking the pack takes longer than load_timeout_s")
         archive.extract(member, folder, filter="data")
