@@ -388,6 +388,8 @@ def test_a_project_uses_an_installation(tmp_path: Path) -> None:
     assert run(user / "built/in_c") == run(user / "built/in_cxx") == ["0.2.0"]
     found = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
     (flags,) = run("pkg-config", "--cflags", "--libs", "shmserve", environ=found)
+    (told,) = run("pkg-config", "--variable=prefix", "shmserve", environ=found)
+    assert os.path.samefile(told, prefix)
     compilers = (
         ("cc", "user.c"),
         ("c++", "user.cpp"),
