@@ -35,8 +35,9 @@ def reload(server: RunningServer, *within: str) -> None:
 def one_generation(server: RunningServer) -> None:
     wait_until(lambda: len(server.pids("master")) == 1, "the old master stays")
     wait_until(lambda: len(server.pids("supervisor")) == 1, "the old supervisor stays")
-    # until then another reload is refused
-    wait_until(lambda: not server.pids("handover"), "the handover does not end")
+    # until then another reload is refused; a process that ends has its lock longer than its title
+    lock = rundir.lock(server.run_dir, "handover")
+    wait_until(lambda: lock.holder() is None, "the handover does not end")
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def stuck(monkeypatch) -> Iterator[set[threading.Thread]]:
     monkeypatch.setattr(deferred_close, "_close", slow_close)
     yield threads
     may_close.set()
-    for thread in threads:
+    for thread in list(threads):
         thread.join(60)
 
 
