@@ -18,11 +18,16 @@ from tests.servers import Server, only
 
 HERE = Path(__file__).parent
 
-# A slow example is a busy machine's: no test asserts a maximum time.
-hypothesis.settings.register_profile(
-    "shmserve", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("shmserve")
+# The same examples in each run; `--hypothesis-profile=random` draws others. A slow example is a busy
+# machine's: no test asserts a maximum time.
+for profile in ("same", "random"):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=profile == "same",
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
