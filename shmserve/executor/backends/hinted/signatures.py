@@ -125,9 +125,10 @@ def _argument(parameter: inspect.Parameter, hints: dict[str, Any]) -> Argument:
     if name not in hints:
         example = "NDArray[np.float32] for an array, or str"
         raise ConfigError(f"argument '{name}' has no type hint: write {name}: {example}")
-    nullable = without_none(hints[name]) is not plain(hints[name])
+    hint = plain(hints[name])
+    nullable = without_none(hint) is not hint
     default = None if nullable and parameter.default is _EMPTY else parameter.default
-    return Argument(name, plain(hints[name]), default)
+    return Argument(name, hint, default)
 
 
 def without_none(hint: Any) -> Any:
@@ -135,8 +136,9 @@ def without_none(hint: Any) -> Any:
     hint = plain(hint)
     if typing.get_origin(hint) is typing.Annotated:
         inner, *notes = typing.get_args(hint)
+        inner = plain(inner)
         bare = without_none(inner)
-        return hint if bare is plain(inner) else typing.Annotated[(bare, *notes)]
+        return hint if bare is inner else typing.Annotated[(bare, *notes)]
     members = typing.get_args(hint)
     if typing.get_origin(hint) not in (typing.Union, types.UnionType) or _NONE not in members:
         return hint
@@ -144,7 +146,8 @@ def without_none(hint: Any) -> Any:
 
 
 def plain(hint: Any) -> Any:
-    """Return the type behind a name of a statement `type Name = ...`."""
+    """Return the type behind a name of a statement `type Name = ...`. For a generic name, such as
+    numpy's `NDArray[...]`, each call returns a new object."""
     while True:
         origin = typing.get_origin(hint)
         if hasattr(origin, "__value__"):  # first: `Name[int]` passes on the attributes of `Name`
