@@ -18,8 +18,8 @@ from tests.servers import Server, only
 
 HERE = Path(__file__).parent
 
-# The same examples in each run; `--hypothesis-profile=random` draws others. A slow example is a busy
-# machine's: no test asserts a maximum time.
+# The same examples in each run; `--hypothesis-profile=random` draws others. A slow example is a
+# busy machine's: no test asserts a maximum time.
 for profile in ("same", "random"):
     hypothesis.settings.register_profile(
         profile,
